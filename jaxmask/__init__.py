@@ -1,0 +1,1 @@
+"""Support-exact sampling and learning for LLM reinforcement learning in JAX."""

@@ -1,0 +1,1 @@
+"""HTTP and offline front ends. Nothing lives here yet: see docs/design.md for what will."""
