@@ -1,0 +1,224 @@
+"""Sampling settings of one request, on the host, with vLLM's names and error texts.
+
+What needs the vocabulary size (ids out of range) is checked where it is known, in `SamplingBatch.from_params`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+import operator
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+LOGPROBS_MODES = ("raw_logits", "raw_logprobs", "processed_logits", "processed_logprobs")
+
+# Below this the division by the temperature only amplifies rounding; vLLM raises it to the same floor.
+MIN_TEMPERATURE = 0.01
+MAX_NUM_SAMPLES = 16384
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingParams:
+    """How one request is sampled.
+
+    The filters run in the order temperature, min-p, top-k, top-p; each sees the survivors of the one before.
+
+    Attributes:
+      n: completions per prompt, 1 to 16384; completion i uses seed + i.
+      temperature: in [0, 2]; 0 is greedy (no filter, no noise); values in (0, 0.01) are raised to 0.01 with a warning.
+      top_p: in (0, 1]; 1 is off.
+      top_k: at least 1; 0 or -1 is off.
+      min_p: in [0, 1]; keeps tokens at least `min_p` times as likely as the likeliest; 0 is off.
+      seed: 64-bit integer; None or -1 draws one.
+      max_tokens: at least 1; None leaves the limit to the caller.
+      min_tokens: EOS and stop ids cannot be drawn before this many tokens; in [0, max_tokens].
+      stop: string or strings that end the text; honoured where there is a tokenizer (the serving layer).
+      stop_token_ids: ids that end the completion; they are kept as its last token.
+      ignore_eos: do not end at the model's EOS ids.
+      logprobs: number of top log-probabilities to report per token; -1 for all; None for none (serving layer).
+      prompt_logprobs: the same for prompt tokens (serving layer).
+      logit_bias: id -> value added to the logit, clamped to [-100, 100].
+      allowed_token_ids: only these ids can be drawn.
+      bad_words: sequences that cannot be completed, as token id lists (strings need a tokenizer: the serving layer).
+      presence_penalty: in [-2, 2]; subtracted once from the logit of every id in the output.
+      frequency_penalty: in [-2, 2]; subtracted for each occurrence in the output.
+      repetition_penalty: finite and > 0; divides positive and multiplies other logits of ids in prompt or output.
+      return_sampling_mask: None follows the engine; False opts this request out of supports.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: Mapping[Any, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str | Sequence[int]] | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    return_sampling_mask: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Checks every field and brings it to its canonical form."""
+        self._check_filters()
+        self._check_penalties()
+        self._check_lengths()
+        self._check_token_lists()
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken without noise."""
+        return self.temperature == 0
+
+    def _set(self, field: str, value: Any) -> None:
+        object.__setattr__(self, field, value)
+
+    def _check_filters(self) -> None:
+        temperature = _number("temperature", self.temperature)
+        if not math.isfinite(temperature):
+            raise ValueError(f"temperature must be a finite number, got {temperature}.")
+        _check_range("temperature", temperature, 0, 2)
+        if 0 < temperature < MIN_TEMPERATURE:
+            warnings.warn(f"temperature {temperature} is raised to {MIN_TEMPERATURE}", stacklevel=4)
+            self._set("temperature", MIN_TEMPERATURE)
+        top_p = _number("top_p", self.top_p)
+        if not 0 < top_p <= 1:
+            raise ValueError(f"top_p must be in (0, 1], got {top_p}.")
+        if (top_k := _integer("top_k", self.top_k)) < -1:
+            raise ValueError(f"top_k must be 0 (disable), or at least 1, got {top_k}.")
+        _check_range("min_p", _number("min_p", self.min_p), 0, 1)
+
+    def _check_penalties(self) -> None:
+        _check_range("presence_penalty", _number("presence_penalty", self.presence_penalty), -2, 2)
+        _check_range("frequency_penalty", _number("frequency_penalty", self.frequency_penalty), -2, 2)
+        repetition = _number("repetition_penalty", self.repetition_penalty)
+        if not math.isfinite(repetition):
+            raise ValueError(f"repetition_penalty must be a finite number, got {repetition}.")
+        if not repetition > 0:
+            raise ValueError(f"repetition_penalty must be greater than zero, got {repetition}.")
+
+    def _check_lengths(self) -> None:
+        n = _integer("n", self.n)
+        _check_range("n", n, 1, MAX_NUM_SAMPLES)
+        if self.is_greedy and n > 1:
+            raise ValueError(f"n must be 1 when using greedy sampling, got {n}.")
+        if self.seed is not None:
+            _check_range("seed", _integer("seed", self.seed), -(2**63), 2**64 - 1)
+            if self.seed == -1:
+                self._set("seed", None)
+        if self.max_tokens is not None and _integer("max_tokens", self.max_tokens) < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}.")
+        if _integer("min_tokens", self.min_tokens) < 0:
+            raise ValueError(f"min_tokens must be greater than or equal to 0, got {self.min_tokens}.")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens must be less than or equal to max_tokens={self.max_tokens}, got {self.min_tokens}."
+            )
+        for field in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, field)
+            if value is not None and _integer(field, value) < -1:
+                raise ValueError(f"{field} must be non-negative or -1, got {value}.")
+
+    def _check_token_lists(self) -> None:
+        stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+        if not all(isinstance(text, str) and text for text in stop):
+            raise ValueError(f"stop must hold strings and cannot contain an empty string. Got stop={self.stop!r}.")
+        self._set("stop", tuple(stop))
+        self._set("stop_token_ids", _ids("stop_token_ids", self.stop_token_ids or ()))
+        self._set("logit_bias", _biases(self.logit_bias or {}))
+        self._set("bad_words", _bad_words(self.bad_words or ()))
+        if self.allowed_token_ids is not None:
+            if len(self.allowed_token_ids) == 0:
+                raise ValueError("allowed_token_ids is not None and empty!")
+            self._set("allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids))
+
+
+def check_sampling_mask(params: SamplingParams, *, logprobs_mode: str, unbounded_support: bool = False) -> None:
+    """Raises unless `params` can be sampled with its supports kept for replay.
+
+    Args:
+      params: the request.
+      logprobs_mode: the engine's mode.
+      unbounded_support: allow top_k = 0; supports of any size are then kept as packed bits.
+
+    Raises:
+      ValueError: with vLLM's texts; a request that opted out (`return_sampling_mask=False`) is not checked.
+
+    Source: vLLM, config/vllm.py and v1/engine/input_processor.py.
+    """
+    if logprobs_mode != "processed_logprobs":
+        raise ValueError(
+            "sampling distribution replay requires logprobs_mode='processed_logprobs' so that returned logprobs are "
+            "normalized over the same nucleus as the sampling mask"
+        )
+    if params.return_sampling_mask is False:
+        return
+    if params.temperature <= 0:
+        raise ValueError("sampling distribution replay requires temperature > 0")
+    if params.top_k <= 0 and not unbounded_support:
+        raise ValueError(
+            "sampling distribution replay requires top_k > 0 to bound sampling mask size, reduce transfer overhead, "
+            "and avoid potential OOMs"
+        )
+
+
+def check_logprobs_mode(mode: str) -> None:
+    """Raises ValueError unless `mode` is one of `LOGPROBS_MODES`."""
+    if mode not in LOGPROBS_MODES:
+        raise ValueError(f"logprobs_mode must be one of {', '.join(LOGPROBS_MODES)}, got {mode!r}.")
+
+
+def _number(field: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ValueError(f"{field} must be a number, got {value!r}.")
+    return float(value)
+
+
+def _integer(field: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ValueError(f"{field} must be an integer, got {type(value).__name__} {value!r}.")
+    return operator.index(value)
+
+
+def _check_range(field: str, value: float, low: float, high: float) -> None:
+    # Written so that NaN fails.
+    if not low <= value <= high:
+        raise ValueError(f"{field} must be in [{low}, {high}], got {value}.")
+
+
+def _ids(field: str, values: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(_integer(field, value) for value in values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{field} must contain only integers, got {values!r}.") from error
+
+
+def _biases(biases: Mapping[Any, float]) -> dict[int, float]:
+    clamped = {}
+    for key, value in biases.items():
+        try:
+            token_id = int(key)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"logit_bias keys must be token ids, got {key!r}.") from error
+        if math.isnan(_number("logit_bias", value)):
+            raise ValueError(f"logit_bias of token_id {token_id} must be a number, got {value}.")
+        clamped[token_id] = min(max(float(value), -100.0), 100.0)
+    return clamped
+
+
+def _bad_words(words: Sequence[str | Sequence[int]]) -> tuple[str | tuple[int, ...], ...]:
+    if isinstance(words, str) or any(len(word) == 0 for word in words):
+        raise ValueError(f"bad_words cannot contain an empty string. Got bad_words={words!r}.")
+    return tuple(word if isinstance(word, str) else _ids("bad_words", word) for word in words)

@@ -1,0 +1,197 @@
+"""The learner's side: log-probabilities and entropy of a policy on the supports its tokens were sampled from.
+
+Work and memory follow the kept ids, not the vocabulary: the head is gathered, `[*B, V]` is never built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxmask.support import Support
+
+# Rows handled at once where a whole vocabulary is needed: bounds memory to this times V.
+_ROWS_PER_CHUNK = 64
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """What a policy says about sampled tokens.
+
+    Attributes:
+      logprobs: of each token; -inf where it lies outside its support.
+      entropy: of the distribution the token is scored on, in nats.
+    """
+
+    logprobs: Float[Array, "*B"]
+    entropy: Float[Array, "*B"]
+
+
+def masked_log_probs(
+    logits: Float[Array, "*B V"],
+    support: Support,
+    token_ids: Int[Array, "*B"],
+    *,
+    temperature: float | Float[Array, "*#B"] = 1.0,
+) -> Float[Array, "*B"]:
+    """Log-probability of each token under the softmax of full logits restricted to its support.
+
+    log p(a) = x_a / T - log sum_{v in support} exp(x_v / T)
+
+    Args:
+      logits: any float dtype; entries outside the support, NaN included, change nothing and get no gradient.
+      support: recorded at sampling; its leading axes are those of the logits.
+      token_ids: sampled ids.
+      temperature: one number, or one per row; that of the rollout.
+
+    Returns:
+      In (-inf, 0]; -inf where the token lies outside its support.
+
+    Raises:
+      ValueError: leading shapes or the vocabulary differ.
+
+    Source: DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
+    """
+    _check_shapes(logits.shape[:-1], support, token_ids)
+    if logits.shape[-1] < support.vocab_size:
+        raise ValueError(f"logits have {logits.shape[-1]} columns, fewer than the support's {support.vocab_size} ids.")
+    if support.packed is None:
+        kept, columns = support.cells(), _safe_ids(support)
+        kept_logits = jnp.take_along_axis(logits, columns, axis=-1)
+    else:
+        kept, columns = support.to_mask(), jnp.arange(support.vocab_size, dtype=jnp.int32)
+        kept_logits = logits[..., : support.vocab_size]
+    return _scores(kept_logits, kept, columns == token_ids[..., None], temperature).logprobs
+
+
+def support_log_probs(
+    hidden: Float[Array, "*B D"],
+    head: Float[Array, "U D"],
+    support: Support,
+    token_ids: Int[Array, "*B"],
+    *,
+    temperature: float | Float[Array, "*#B"] = 1.0,
+) -> Float[Array, "*B"]:
+    """Log-probability of each token under the softmax restricted to its support; never builds [*B, V].
+
+    log p(a) = z_a / T - log sum_{v in support} exp(z_v / T),  z_v = hidden . head[v]
+
+    Args:
+      hidden: final hidden states, any float dtype; products accumulate in float32.
+      head: rows of the LM head; it may have more rows than the vocabulary (padding).
+      support: recorded at sampling; its leading axes are those of `hidden`.
+      token_ids: sampled ids.
+      temperature: one number, or one per row; that of the rollout.
+
+    Returns:
+      In (-inf, 0]; -inf where the token lies outside its support. Differentiable in `hidden` and `head`; the gradient
+      is exactly 0 in the rows of `head` outside the supports.
+
+    Raises:
+      ValueError: leading shapes or the vocabulary differ.
+
+    Source: DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
+    """
+    return support_scores(hidden, head, support, token_ids, temperature=temperature).logprobs
+
+
+def support_scores(
+    hidden: Float[Array, "*B D"],
+    head: Float[Array, "U D"],
+    support: Support,
+    token_ids: Int[Array, "*B"],
+    *,
+    temperature: float | Float[Array, "*#B"] = 1.0,
+) -> Scores:
+    """`support_log_probs` and, from the same kept logits, the entropy over each support."""
+    _check_shapes(hidden.shape[:-1], support, token_ids)
+    if head.shape[0] < support.vocab_size:
+        raise ValueError(f"head has {head.shape[0]} rows, fewer than the support's {support.vocab_size} ids.")
+    if support.packed is not None:
+        return _over_vocabulary(hidden, head[: support.vocab_size], support, token_ids, temperature)
+    columns = _safe_ids(support)
+    kept_logits = _products(hidden, head[columns])
+    return _scores(kept_logits, support.cells(), columns == token_ids[..., None], temperature)
+
+
+def full_scores(
+    hidden: Float[Array, "*B D"],
+    head: Float[Array, "V D"],
+    token_ids: Int[Array, "*B"],
+    *,
+    temperature: float | Float[Array, "*#B"] = 1.0,
+) -> Scores:
+    """Log-probability and entropy over the whole vocabulary, as trainers without supports compute them.
+
+    Rows go through in chunks that are recomputed in the backward pass: memory is 64 V, not [*B, V].
+    """
+    return _over_vocabulary(hidden, head, None, token_ids, temperature)
+
+
+def _over_vocabulary(
+    hidden: Float[Array, "*B D"],
+    head: Float[Array, "V D"],
+    support: Support | None,
+    token_ids: Int[Array, "*B"],
+    temperature: float | Float[Array, "*#B"],
+) -> Scores:
+    vocabulary = jnp.arange(head.shape[0], dtype=jnp.int32)
+    temperatures = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), token_ids.shape)
+
+    @jax.checkpoint
+    def score_row(row: tuple[Array, Support | None, Array, Array]) -> Scores:
+        row_hidden, row_support, token_id, row_temperature = row
+        kept = jnp.ones(head.shape[0], jnp.bool_) if row_support is None else row_support.to_mask()
+        row_logits = _products(row_hidden, head)
+        return _scores(row_logits, kept, vocabulary == token_id, row_temperature)
+
+    rows = (hidden, support, token_ids, temperatures)
+    leading = token_ids.ndim
+    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[leading:]), rows)
+    scores = jax.lax.map(score_row, flat, batch_size=min(_ROWS_PER_CHUNK, token_ids.size))
+    return jax.tree.map(lambda leaf: leaf.reshape(token_ids.shape), scores)
+
+
+def _scores(
+    logits: Float[Array, "*B C"],
+    kept: Bool[Array, "*#B C"],
+    is_token: Bool[Array, "*#B C"],
+    temperature: float | Float[Array, "*#B"],
+) -> Scores:
+    """Scores over the kept columns; the others are replaced before any arithmetic, so NaN there is harmless."""
+    divisor = jnp.asarray(temperature, jnp.float32)
+    divisor = divisor[..., None] if divisor.ndim else divisor
+    z = jnp.where(kept, logits, 0.0).astype(jnp.float32) / divisor
+    top = jax.lax.stop_gradient(jnp.where(kept, z, -jnp.inf).max(axis=-1, keepdims=True))
+    shifted = z - jnp.where(jnp.isfinite(top), top, 0.0)
+    weights = jnp.where(kept, jnp.exp(jnp.where(kept, shifted, 0.0)), 0.0)
+    mass = weights.sum(axis=-1)
+    log_mass = jnp.log(jnp.where(mass > 0, mass, 1.0))
+    is_found = kept & is_token
+    logprobs = jnp.where(is_found, shifted, 0.0).sum(axis=-1) - log_mass
+    # H = log mass - sum_v p_v shifted_v
+    entropy = log_mass - jnp.where(kept, weights * shifted, 0.0).sum(axis=-1) / jnp.where(mass > 0, mass, 1.0)
+    return Scores(jnp.where(is_found.any(axis=-1), logprobs, -jnp.inf), entropy)
+
+
+def _products(hidden: Float[Array, "*B D"], rows: Float[Array, "*#B C D"]) -> Float[Array, "*B C"]:
+    # Highest precision: the sampler's logits must be met to rounding, also where float32 products default to TF32.
+    return jnp.einsum(
+        "...d,...cd->...c", hidden, rows, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+    )
+
+
+def _safe_ids(support: Support) -> Int[Array, "*B W"]:
+    return jnp.where(support.cells(), support.token_ids, 0)
+
+
+def _check_shapes(leading: tuple[int, ...], support: Support, token_ids: Int[Array, "*B"]) -> None:
+    if not leading == support.shape == token_ids.shape:
+        raise ValueError(
+            f"leading shapes must agree, got {leading} for the policy, {support.shape} for the support and "
+            f"{token_ids.shape} for token_ids."
+        )
