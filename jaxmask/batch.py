@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,22 +51,22 @@ class SamplingBatch:
     """
 
     seeds: UInt[Array, "B 2"]
-    temperature: Float[Array, "B"]
-    min_p: Float[Array, "B"]
-    top_k: Int[Array, "B"]
-    top_p: Float[Array, "B"]
-    max_tokens: Int[Array, "B"]
+    temperature: Float[Array, " B"]
+    min_p: Float[Array, " B"]
+    top_k: Int[Array, " B"]
+    top_p: Float[Array, " B"]
+    max_tokens: Int[Array, " B"]
     stop_token_ids: Int[Array, "B E"]
-    min_tokens: Int[Array, "B"] | None
+    min_tokens: Int[Array, " B"] | None
     withheld_token_ids: Int[Array, "B F"] | None
     allowed_token_ids: Int[Array, "B A"] | None
     logit_bias_ids: Int[Array, "B N"] | None
     logit_bias_values: Float[Array, "B N"] | None
-    repetition_penalty: Float[Array, "B"] | None
-    frequency_penalty: Float[Array, "B"] | None
-    presence_penalty: Float[Array, "B"] | None
+    repetition_penalty: Float[Array, " B"] | None
+    frequency_penalty: Float[Array, " B"] | None
+    presence_penalty: Float[Array, " B"] | None
     bad_words: Int[Array, "B M L"] | None
-    returns_support: Bool[Array, "B"] | None
+    returns_support: Bool[Array, " B"] | None
     vocab_size: int = dataclasses.field(metadata={"static": True})
     support_bound: int | None = dataclasses.field(default=None, metadata={"static": True})
 
@@ -161,7 +162,7 @@ def _check_bound(request: SamplingParams, support_bound: int | None) -> None:
         )
 
 
-def _filters(rows: list[SamplingParams], vocab_size: int) -> dict[str, Array]:
+def _filters(rows: list[SamplingParams], vocab_size: int) -> dict[str, Any]:
     # Greedy rows are not filtered (as in vLLM): their log-probability is over the whole edited vocabulary.
     top_k = [vocab_size if r.is_greedy or r.top_k <= 0 else min(r.top_k, vocab_size) for r in rows]
     return {
@@ -172,7 +173,7 @@ def _filters(rows: list[SamplingParams], vocab_size: int) -> dict[str, Array]:
     }
 
 
-def _ends(rows: list[SamplingParams], vocab_size: int, eos: tuple[int, ...]) -> dict[str, Array | None]:
+def _ends(rows: list[SamplingParams], vocab_size: int, eos: tuple[int, ...]) -> dict[str, Any]:
     stops = [tuple(r.stop_token_ids or ()) + (() if r.ignore_eos else eos) for r in rows]
     withheld = [tuple(r.stop_token_ids or ()) + eos if r.min_tokens else () for r in rows]
     min_tokens = _unless_all([r.min_tokens for r in rows], 0, np.int32)
@@ -184,7 +185,7 @@ def _ends(rows: list[SamplingParams], vocab_size: int, eos: tuple[int, ...]) -> 
     }
 
 
-def _edits(rows: list[SamplingParams], vocab_size: int) -> dict[str, Array | None]:
+def _edits(rows: list[SamplingParams], vocab_size: int) -> dict[str, Any]:
     biases = [r.logit_bias or {} for r in rows]
     allowed = [r.allowed_token_ids or () for r in rows]
     words = [[w for w in r.bad_words or () if not isinstance(w, str)] for r in rows]
@@ -221,7 +222,7 @@ def _unless_all(values: Sequence[float], neutral: float, dtype: type) -> Array |
 
 def _padded(lists: Sequence[Sequence[float]], fill: float, dtype: type) -> Shaped[Array, "B N"]:
     width = _bucket(max(len(values) for values in lists))
-    padded = np.full((len(lists), width), fill, dtype)
+    padded: np.ndarray = np.full((len(lists), width), fill, dtype)
     for row, values in zip(padded, lists, strict=True):
         row[: len(values)] = values
     return jnp.asarray(padded)

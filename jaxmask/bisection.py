@@ -16,9 +16,9 @@ from jaxmask import candidates, filters
 def keep(
     logits: Float[Array, "B V"],
     z: Float[Array, "B V"],
-    min_p: Float[Array, "B"],
-    top_k: Int[Array, "B"],
-    top_p: Float[Array, "B"],
+    min_p: Float[Array, " B"],
+    top_k: Int[Array, " B"],
+    top_p: Float[Array, " B"],
 ) -> Bool[Array, "B V"]:
     """Which tokens survive min-p, then top-k, then top-p.
 
@@ -40,10 +40,10 @@ def keep(
     return jax.lax.cond((top_p < 1).any(), lambda: _nucleus(keys, z, is_kept, top_p), lambda: is_kept)
 
 
-def _first(keys: UInt[Array, "B V"], is_token: Bool[Array, "B V"], length: Int[Array, "B"]) -> Bool[Array, "B V"]:
+def _first(keys: UInt[Array, "B V"], is_token: Bool[Array, "B V"], length: Int[Array, " B"]) -> Bool[Array, "B V"]:
     """The first `length` tokens of the canonical order."""
 
-    def count(is_counted: Bool[Array, "B V"]) -> Int[Array, "B"]:
+    def count(is_counted: Bool[Array, "B V"]) -> Int[Array, " B"]:
         return (is_counted & is_token).sum(axis=1, dtype=jnp.int32)
 
     key = _largest_key(lambda trial: count(keys >= trial) >= length, keys.shape[0])
@@ -51,12 +51,12 @@ def _first(keys: UInt[Array, "B V"], is_token: Bool[Array, "B V"], length: Int[A
 
 
 def _nucleus(
-    keys: UInt[Array, "B V"], z: Float[Array, "B V"], is_kept: Bool[Array, "B V"], top_p: Float[Array, "B"]
+    keys: UInt[Array, "B V"], z: Float[Array, "B V"], is_kept: Bool[Array, "B V"], top_p: Float[Array, " B"]
 ) -> Bool[Array, "B V"]:
     """The shortest prefix of the kept tokens whose share of their mass reaches top_p."""
     weights = jnp.where(is_kept, jnp.exp(z), 0.0)
 
-    def mass(is_counted: Bool[Array, "B V"]) -> Float[Array, "B"]:
+    def mass(is_counted: Bool[Array, "B V"]) -> Float[Array, " B"]:
         return jnp.where(is_counted, weights, 0.0).sum(axis=1)
 
     # The largest weight is 1: a target above 0 is always first reached at a token, never before the first.
@@ -71,7 +71,7 @@ def _nucleus(
 
 
 def _up_to(
-    keys: UInt[Array, "B V"], is_token: Bool[Array, "B V"], key: UInt[Array, "B"], num_tied: Int[Array, "B"]
+    keys: UInt[Array, "B V"], is_token: Bool[Array, "B V"], key: UInt[Array, " B"], num_tied: Int[Array, " B"]
 ) -> Bool[Array, "B V"]:
     """Tokens above the key, and the first `num_tied` of those at it, by id."""
     is_tied = is_token & (keys == key[:, None])
@@ -79,10 +79,10 @@ def _up_to(
     return (keys > key[:, None]) | (is_tied & (rank <= num_tied[:, None]))
 
 
-def _largest_key(reaches: Callable[[UInt[Array, "B 1"]], Bool[Array, "B"]], num_rows: int) -> UInt[Array, "B"]:
+def _largest_key(reaches: Callable[[UInt[Array, "B 1"]], Bool[Array, " B"]], num_rows: int) -> UInt[Array, " B"]:
     """The largest key that `reaches`, given that lower keys do whenever higher ones do, and that 0 does."""
 
-    def set_bit(step: Array, key: UInt[Array, "B"]) -> UInt[Array, "B"]:
+    def set_bit(step: Array, key: UInt[Array, " B"]) -> UInt[Array, " B"]:
         trial = key | (jnp.uint32(1) << (jnp.uint32(31) - step.astype(jnp.uint32)))
         return jnp.where(reaches(trial[:, None]), trial, key)
 

@@ -33,7 +33,7 @@ def unpack_bytes(packed: UInt[Array, "*B P"], vocab_size: int) -> Bool[Array, "*
     return bits.reshape(*packed.shape[:-1], -1)[..., :vocab_size].astype(jnp.bool_)
 
 
-def select_ids(words: UInt[Array, "R N"], width: int, fill: int) -> tuple[Int[Array, "R W"], Int[Array, "R"]]:
+def select_ids(words: UInt[Array, "R N"], width: int, fill: int) -> tuple[Int[Array, "R W"], Int[Array, " R"]]:
     """The first `width` set bit positions of each row, ascending, unused cells at `fill`; and how many bits are set."""
     set_bits = jax.lax.population_count(words).astype(jnp.int32)
     ends = jnp.cumsum(set_bits, axis=1)

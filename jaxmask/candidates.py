@@ -29,7 +29,7 @@ class Columns:
 
     token_ids: Int[Array, "B C"]
     logits: Float[Array, "B C"]
-    is_complete: Bool[Array, "B"]
+    is_complete: Bool[Array, " B"]
 
 
 def order_keys(logits: Float[Array, "B C"]) -> UInt[Array, "B C"]:
@@ -50,7 +50,7 @@ def num_columns(width: int, vocab_size: int) -> int:
     return min(vocab_size, 2 * width + 32)
 
 
-def leading_columns(logits: Float[Array, "B V"], top_k: Int[Array, "B"], num: int) -> Columns:
+def leading_columns(logits: Float[Array, "B V"], top_k: Int[Array, " B"], num: int) -> Columns:
     """The first `num` or fewer tokens of each row in canonical order.
 
     Args:
@@ -70,7 +70,7 @@ def leading_columns(logits: Float[Array, "B V"], top_k: Int[Array, "B"], num: in
     return _in_order(ids, jnp.where(is_padding, -jnp.inf, values), has_bound & (counts <= num))
 
 
-def _lower_bound(logits: Float[Array, "B V"], top_k: Int[Array, "B"]) -> tuple[Float[Array, "B"], Bool[Array, "B"]]:
+def _lower_bound(logits: Float[Array, "B V"], top_k: Int[Array, " B"]) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
     """The k-th largest chunk maximum, and whether there are k chunks."""
     num_chunks = -(-logits.shape[1] // CHUNK)
     padding = num_chunks * CHUNK - logits.shape[1]
@@ -80,7 +80,7 @@ def _lower_bound(logits: Float[Array, "B V"], top_k: Int[Array, "B"]) -> tuple[F
     return jnp.take_along_axis(maxima, rank[:, None], axis=1)[:, 0], top_k <= num_chunks
 
 
-def _in_order(token_ids: Int[Array, "B C"], logits: Float[Array, "B C"], is_complete: Bool[Array, "B"]) -> Columns:
+def _in_order(token_ids: Int[Array, "B C"], logits: Float[Array, "B C"], is_complete: Bool[Array, " B"]) -> Columns:
     descending = ~order_keys(logits)
     _, ids, values = jax.lax.sort((descending, token_ids, logits), dimension=1, num_keys=2)
     return Columns(ids, values, is_complete)

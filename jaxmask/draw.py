@@ -32,7 +32,7 @@ def threefry_2x32(
     return x, y
 
 
-def gumbel(seeds: UInt[Array, "B 2"], positions: Int[Array, "B"], token_ids: Int[Array, "B C"]) -> Float[Array, "B C"]:
+def gumbel(seeds: UInt[Array, "B 2"], positions: Int[Array, " B"], token_ids: Int[Array, "B C"]) -> Float[Array, "B C"]:
     """Standard Gumbel noise of each (seed, position, token id), float32, always finite.
 
     g = -ln(-ln(1 - u)), u in (0, 1). The form with 1 - u keeps full precision where u is small, which is where the

@@ -33,7 +33,7 @@ class History:
     tail: Int[Array, "B L"] | None
 
     @classmethod
-    def start(cls, prompt_ids: Int[Array, "B S"], prompt_lengths: Int[Array, "B"], batch: SamplingBatch) -> History:
+    def start(cls, prompt_ids: Int[Array, "B S"], prompt_lengths: Int[Array, " B"], batch: SamplingBatch) -> History:
         """Nothing generated yet. Cells of `prompt_ids` at or past a row's length are never read."""
         V, num_rows = batch.vocab_size, batch.num_rows
         rows = jnp.arange(num_rows, dtype=jnp.int32)[:, None]
@@ -68,7 +68,7 @@ class History:
             history = history.append(column, step < lengths)
         return history
 
-    def append(self, token_ids: Int[Array, "B"], is_active: Bool[Array, "B"]) -> History:
+    def append(self, token_ids: Int[Array, " B"], is_active: Bool[Array, " B"]) -> History:
         """The history after one more token in each active row."""
         counts, tail = self.output_counts, self.tail
         if counts is not None:
@@ -102,7 +102,7 @@ class EditTerms:
     ends_bad_word: Bool[Array, "B C"] | None
 
     @classmethod
-    def for_vocabulary(cls, batch: SamplingBatch, history: History | None, steps: Int[Array, "B"]) -> EditTerms:
+    def for_vocabulary(cls, batch: SamplingBatch, history: History | None, steps: Int[Array, " B"]) -> EditTerms:
         """The terms of every id, columns 0 to V - 1."""
         return cls(
             is_allowed=_allowed_table(batch),
@@ -210,7 +210,7 @@ def _bias_table(batch: SamplingBatch) -> Float[Array, "B V"] | None:
     return zeros.at[_row_index(batch), batch.logit_bias_ids].add(batch.logit_bias_values, mode="drop")
 
 
-def _withheld_table(batch: SamplingBatch, steps: Int[Array, "B"]) -> Bool[Array, "B V"] | None:
+def _withheld_table(batch: SamplingBatch, steps: Int[Array, " B"]) -> Bool[Array, "B V"] | None:
     if batch.min_tokens is None or batch.withheld_token_ids is None:
         return None
     return _membership(batch.withheld_token_ids, batch) & (steps < batch.min_tokens)[:, None]

@@ -13,13 +13,13 @@ from jaxtyping import Array, Bool, Float, Int
 _LOWEST = jnp.finfo(jnp.float32).min
 
 
-def effective_temperature(temperature: Float[Array, "B"]) -> Float[Array, "B"]:
+def effective_temperature(temperature: Float[Array, " B"]) -> Float[Array, " B"]:
     """The divisor of the logits: 1 in greedy rows, whose log-probabilities are not tempered (as in vLLM)."""
     return jnp.where(temperature > 0, temperature, 1.0)
 
 
 def temper(
-    logits: Float[Array, "B C"], row_max: Float[Array, "B"], temperature: Float[Array, "B"]
+    logits: Float[Array, "B C"], row_max: Float[Array, " B"], temperature: Float[Array, " B"]
 ) -> Float[Array, "B C"]:
     """(x - max) / T, so the largest entry is 0; -inf stays -inf, finite entries stay finite.
 
@@ -35,18 +35,18 @@ def temper(
     return jnp.where(is_finite, jnp.maximum(shifted / divisor, _LOWEST), -jnp.inf)
 
 
-def min_p_length(z: Float[Array, "B C"], min_p: Float[Array, "B"]) -> Int[Array, "B"]:
+def min_p_length(z: Float[Array, "B C"], min_p: Float[Array, " B"]) -> Int[Array, " B"]:
     """How many columns have z >= ln(min_p), that is, probability at least min_p times the largest."""
     is_kept = jnp.isfinite(z) & (z >= jnp.log(min_p)[:, None])
     return is_kept.sum(axis=1, dtype=jnp.int32)
 
 
-def top_k_length(length: Int[Array, "B"], top_k: Int[Array, "B"]) -> Int[Array, "B"]:
+def top_k_length(length: Int[Array, " B"], top_k: Int[Array, " B"]) -> Int[Array, " B"]:
     """Exactly the first k, where there are that many."""
     return jnp.minimum(length, top_k)
 
 
-def top_p_length(z: Float[Array, "B C"], length: Int[Array, "B"], top_p: Float[Array, "B"]) -> Int[Array, "B"]:
+def top_p_length(z: Float[Array, "B C"], length: Int[Array, " B"], top_p: Float[Array, " B"]) -> Int[Array, " B"]:
     """The shortest prefix whose share of the mass of the first `length` columns reaches top_p; at least one column.
 
     Source: Holtzman et al. 2020, "The curious case of neural text degeneration", section 3.1.
@@ -61,12 +61,12 @@ def top_p_length(z: Float[Array, "B C"], length: Int[Array, "B"], top_p: Float[A
 
 
 def kept_length(
-    z: Float[Array, "B C"], min_p: Float[Array, "B"], top_k: Int[Array, "B"], top_p: Float[Array, "B"]
-) -> Int[Array, "B"]:
+    z: Float[Array, "B C"], min_p: Float[Array, " B"], top_k: Int[Array, " B"], top_p: Float[Array, " B"]
+) -> Int[Array, " B"]:
     """How many columns survive min-p, then top-k, then top-p; each filter sees the survivors of the one before."""
     return top_p_length(z, top_k_length(min_p_length(z, min_p), top_k), top_p)
 
 
-def is_prefix(z: Float[Array, "B C"], length: Int[Array, "B"]) -> Bool[Array, "B C"]:
+def is_prefix(z: Float[Array, "B C"], length: Int[Array, " B"]) -> Bool[Array, "B C"]:
     """Whether a column is among the first `length`."""
     return jnp.arange(z.shape[1], dtype=jnp.int32)[None, :] < length[:, None]

@@ -47,11 +47,11 @@ class Model(Protocol):
         """Most positions a row can have."""
         ...
 
-    def prefill(self, token_ids: Int[Array, "P S"], lengths: Int[Array, "P"], *, capacity: int) -> Any:
+    def prefill(self, token_ids: Int[Array, "P S"], lengths: Int[Array, " P"], *, capacity: int) -> Any:
         """A `Cache` with room for `capacity` positions that holds the first `lengths` tokens of each row."""
         ...
 
-    def decode(self, token_ids: Int[Array, "B"], cache: Any) -> tuple[Float[Array, "B V"], Any]:
+    def decode(self, token_ids: Int[Array, " B"], cache: Any) -> tuple[Float[Array, "B V"], Any]:
         """Logits after one more token per row, and the cache with that token in it."""
         ...
 
@@ -74,12 +74,12 @@ class Rollout:
     """
 
     prompt_ids: Int[Array, "P S"]
-    prompt_lengths: Int[Array, "P"]
+    prompt_lengths: Int[Array, " P"]
     token_ids: Int[Array, "B T"]
-    lengths: Int[Array, "B"]
+    lengths: Int[Array, " B"]
     logprobs: Float[Array, "B T"]
     support: Support
-    finish: Int[Array, "B"]
+    finish: Int[Array, " B"]
     sampling: SamplingBatch
     group_size: int = dataclasses.field(default=1, metadata={"static": True})
 
@@ -93,7 +93,7 @@ def generate(
     model: Model,
     batch: SamplingBatch,
     prompt_ids: Int[Array, "P S"],
-    prompt_lengths: Int[Array, "P"],
+    prompt_lengths: Int[Array, " P"],
     *,
     max_new_tokens: int,
     width: int,
@@ -157,14 +157,14 @@ class _Decoding:
     """Loop state. `last_ids` are the tokens still to be fed: at first the last one of each prompt."""
 
     step: Int[Array, ""]
-    last_ids: Int[Array, "B"]
+    last_ids: Int[Array, " B"]
     cache: Any
     history: History | None
     token_ids: Int[Array, "B T"]
     logprobs: Float[Array, "B T"]
     support: Support
-    lengths: Int[Array, "B"]
-    finish: Int[Array, "B"]
+    lengths: Int[Array, " B"]
+    finish: Int[Array, " B"]
 
 
 @functools.partial(jax.jit, static_argnames=("max_new_tokens", "width", "group_size", "logprobs_mode", "pad_token_id"))
@@ -172,7 +172,7 @@ def _generate(
     model: Any,
     batch: SamplingBatch,
     prompt_ids: Int[Array, "P S"],
-    prompt_lengths: Int[Array, "P"],
+    prompt_lengths: Int[Array, " P"],
     *,
     max_new_tokens: int,
     width: int,
@@ -209,7 +209,7 @@ def _start(
     model: Model,
     batch: SamplingBatch,
     prompt_ids: Int[Array, "P S"],
-    prompt_lengths: Int[Array, "P"],
+    prompt_lengths: Int[Array, " P"],
     max_new_tokens: int,
     width: int,
     group_size: int,
@@ -238,7 +238,7 @@ def _start(
 
 
 def _record(
-    state: _Decoding, drawn: Sample, batch: SamplingBatch, limits: Int[Array, "B"], pad_token_id: int
+    state: _Decoding, drawn: Sample, batch: SamplingBatch, limits: Int[Array, " B"], pad_token_id: int
 ) -> _Decoding:
     """The state after a drawn token; rows that had finished, or had nothing to draw from, keep what they have."""
     is_running = state.finish == Finish.RUNNING
@@ -265,7 +265,7 @@ def _record(
     )
 
 
-def _check_prompts(prompt_ids: Int[Array, "P S"], prompt_lengths: Int[Array, "P"], vocab_size: int) -> None:
+def _check_prompts(prompt_ids: Int[Array, "P S"], prompt_lengths: Int[Array, " P"], vocab_size: int) -> None:
     if prompt_ids.ndim != 2 or prompt_lengths.shape != prompt_ids.shape[:1]:
         raise ValueError(
             f"prompt_ids must be [P, S] and prompt_lengths [P], got {prompt_ids.shape} and {prompt_lengths.shape}."

@@ -12,10 +12,10 @@ def reported_values(
     *,
     raw_logits: Float[Array, "B V"],
     edited: Float[Array, "B V"],
-    processed_logprobs: Float[Array, "B"],
-    token_ids: Int[Array, "B"],
-    temperature: Float[Array, "B"],
-) -> Float[Array, "B"]:
+    processed_logprobs: Float[Array, " B"],
+    token_ids: Int[Array, " B"],
+    temperature: Float[Array, " B"],
+) -> Float[Array, " B"]:
     """The value of each drawn token under a mode.
 
     raw_logits: x_a; raw_logprobs: x_a - log sum_v exp(x_v); processed_logits: edited_a / T;
@@ -39,5 +39,5 @@ def reported_values(
     return raw if mode == "raw_logits" else raw - jax.nn.logsumexp(raw_logits, axis=1)
 
 
-def _pick(values: Float[Array, "B V"], token_ids: Int[Array, "B"]) -> Float[Array, "B"]:
+def _pick(values: Float[Array, "B V"], token_ids: Int[Array, " B"]) -> Float[Array, " B"]:
     return jnp.take_along_axis(values, token_ids[:, None], axis=1)[:, 0]

@@ -32,17 +32,17 @@ class Sample:
       is_valid: False where the row had no finite logit: its token means nothing and its log-probability is -inf.
     """
 
-    token_ids: Int[Array, "B"]
-    logprobs: Float[Array, "B"]
+    token_ids: Int[Array, " B"]
+    logprobs: Float[Array, " B"]
     support: Support
-    is_valid: Bool[Array, "B"]
+    is_valid: Bool[Array, " B"]
 
 
 def sample(
     logits: Float[Array, "B V"],
     batch: SamplingBatch,
     *,
-    step: int | Int[Array, ""] | Int[Array, "B"],
+    step: int | Int[Array, ""] | Int[Array, " B"],
     history: edits.History | None = None,
     width: int,
     logprobs_mode: str = "processed_logprobs",
@@ -94,7 +94,7 @@ def needs_bits(batch: SamplingBatch, width: int) -> bool:
 def _sample(
     logits: Float[Array, "B V"],
     batch: SamplingBatch,
-    steps: Int[Array, "B"],
+    steps: Int[Array, " B"],
     history: edits.History | None,
     width: int,
     logprobs_mode: str,
@@ -120,7 +120,7 @@ def _sample(
     )
 
 
-def _draw(edited: Float[Array, "B V"], batch: SamplingBatch, steps: Int[Array, "B"], width: int) -> Sample:
+def _draw(edited: Float[Array, "B V"], batch: SamplingBatch, steps: Int[Array, " B"], width: int) -> Sample:
     num_columns = candidates.num_columns(width, batch.vocab_size)
     columns = candidates.leading_columns(edited, batch.top_k, num_columns)
     drawn = _draw_from_columns(columns, batch, steps, width)
@@ -129,7 +129,9 @@ def _draw(edited: Float[Array, "B V"], batch: SamplingBatch, steps: Int[Array, "
     return _redraw_rows(drawn, ~columns.is_complete, edited, batch, steps, width)
 
 
-def _draw_from_columns(columns: candidates.Columns, batch: SamplingBatch, steps: Int[Array, "B"], width: int) -> Sample:
+def _draw_from_columns(
+    columns: candidates.Columns, batch: SamplingBatch, steps: Int[Array, " B"], width: int
+) -> Sample:
     z = filters.temper(columns.logits, columns.logits[:, 0], batch.temperature)
     counts = filters.kept_length(z, batch.min_p, batch.top_k, batch.top_p)
     is_kept = filters.is_prefix(z, counts)
@@ -142,7 +144,7 @@ def _draw_from_columns(columns: candidates.Columns, batch: SamplingBatch, steps:
     return Sample(token_ids, logprob, support, counts > 0)
 
 
-def _draw_from_rows(edited: Float[Array, "B V"], batch: SamplingBatch, steps: Int[Array, "B"], width: int) -> Sample:
+def _draw_from_rows(edited: Float[Array, "B V"], batch: SamplingBatch, steps: Int[Array, " B"], width: int) -> Sample:
     z = filters.temper(edited, edited.max(axis=1), batch.temperature)
     is_kept = bisection.keep(edited, z, batch.min_p, batch.top_k, batch.top_p)
     all_ids = jnp.broadcast_to(jnp.arange(batch.vocab_size, dtype=jnp.int32)[None, :], z.shape)
@@ -155,10 +157,10 @@ def _draw_from_rows(edited: Float[Array, "B V"], batch: SamplingBatch, steps: In
 
 def _redraw_rows(
     drawn: Sample,
-    is_flagged: Bool[Array, "B"],
+    is_flagged: Bool[Array, " B"],
     edited: Float[Array, "B V"],
     batch: SamplingBatch,
-    steps: Int[Array, "B"],
+    steps: Int[Array, " B"],
     width: int,
 ) -> Sample:
     """`drawn` with the flagged rows drawn again from their whole rows, one at a time."""
@@ -166,11 +168,13 @@ def _redraw_rows(
 
     def redraw(i: Array, drawn: Sample) -> Sample:
         row = flagged[i].astype(jnp.int32)
-        one = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, row, 1, axis=0), (edited, batch, steps))
+        row_edited, row_batch, row_steps = jax.tree.map(
+            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, row, 1, axis=0), (edited, batch, steps)
+        )
         return jax.tree.map(
             lambda all_rows, new: jax.lax.dynamic_update_slice_in_dim(all_rows, new, row, axis=0),
             drawn,
-            _draw_from_rows(*one, width),
+            _draw_from_rows(row_edited, row_batch, row_steps, width),
         )
 
     return jax.lax.fori_loop(0, is_flagged.sum(dtype=jnp.int32), redraw, drawn)
@@ -181,8 +185,8 @@ def _winner(
     is_kept: Bool[Array, "B C"],
     token_ids: Int[Array, "B C"],
     batch: SamplingBatch,
-    steps: Int[Array, "B"],
-) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
+    steps: Int[Array, " B"],
+) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
     """The id of the largest z + noise among the kept columns, and its log-probability over them."""
     noise = draw.gumbel(batch.seeds, steps, token_ids)
     noise = jnp.where((batch.temperature > 0)[:, None], noise, 0.0)
