@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from models.cache import KVCache
 from models.config import DecoderConfig
-from models.layers import attention, head_logits, linear, rms_norm, rotary_table, rotate, swiglu
+from models.layers import attention, head_logits, linear, rms_norm, rotary_table, rotate, swiglu, token_attention
 
 INIT_STD = 0.02  # GPT-2's, and the hub models' `initializer_range`
 
@@ -141,13 +141,13 @@ class Decoder(nnx.Module):
           cache: the tokens before it.
         """
         rotary = self._rotary(cache.lengths)
-        visible_mask = (jnp.arange(cache.capacity)[None] <= cache.lengths[:, None])[:, None]
+        visible_mask = jnp.arange(cache.capacity)[None] <= cache.lengths[:, None]
         hidden = self._embed(token_ids)
         for index, layer in enumerate(self.layers):
             queries, keys, values = layer.project(hidden, rotary)
             cache = cache.write(index, keys, values)
-            mixed = attention(queries[:, None], cache.keys[index], cache.values[index], visible_mask)
-            hidden = layer.finish(hidden, mixed[:, 0])
+            mixed = token_attention(queries, cache.keys[index], cache.values[index], visible_mask)
+            hidden = layer.finish(hidden, mixed)
         hidden = rms_norm(hidden, self.final_norm[...], self.config.norm_eps)
         return head_logits(hidden, self.head), cache.advance()
 

@@ -102,6 +102,27 @@ def attention(
     return mixed.reshape(queries.shape)
 
 
+def token_attention(
+    queries: Float[Array, "B H Hd"],
+    keys: Float[Array, "B S K Hd"],
+    values: Float[Array, "B S K Hd"],
+    visible_mask: Bool[Array, "B S"],
+) -> Float[Array, "B H Hd"]:
+    """As `attention` for one query per row, with float32 products summed in place of matrix products.
+
+    XLA:CPU fuses the sums and reads the cache as it lies, where the products of `attention` first copy it transposed:
+    one SmolLM2 decode step at 32 rows of 256 slots takes 119 and 109 ms against 146 and 119 (jax 0.10.2 and 0.12.0).
+    """
+    num_rows, num_heads, head_dim = queries.shape
+    num_kv_heads = keys.shape[2]
+    grouped = queries.reshape(num_rows, 1, num_kv_heads, num_heads // num_kv_heads, head_dim).astype(jnp.float32)
+    scores = jnp.sum(grouped * keys[:, :, :, None].astype(jnp.float32), axis=-1) / head_dim**0.5
+    visible = jnp.broadcast_to(visible_mask[:, :, None, None], scores.shape)
+    weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=1)
+    mixed = jnp.sum(weights[..., None] * values[:, :, :, None].astype(jnp.float32), axis=1)
+    return mixed.reshape(queries.shape).astype(values.dtype)
+
+
 def swiglu(
     x: Float[Array, "*B D"], gate: Float[Array, "M D"], up: Float[Array, "M D"], down: Float[Array, "D M"]
 ) -> Float[Array, "*B D"]:
