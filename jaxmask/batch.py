@@ -212,15 +212,15 @@ def _bucket(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-def _column(values: Sequence[float], dtype: type) -> Array:
+def _column(values: Sequence[float | int], dtype: type) -> Array:
     return jnp.asarray(np.array(values, dtype))
 
 
-def _unless_all(values: Sequence[float], neutral: float, dtype: type) -> Array | None:
+def _unless_all(values: Sequence[float | int], neutral: float | int, dtype: type) -> Array | None:
     return None if all(value == neutral for value in values) else _column(values, dtype)
 
 
-def _padded(lists: Sequence[Sequence[float]], fill: float, dtype: type) -> Shaped[Array, "B N"]:
+def _padded(lists: Sequence[Sequence[float | int]], fill: float | int, dtype: type) -> Shaped[Array, "B N"]:
     width = _bucket(max(len(values) for values in lists))
     padded: np.ndarray = np.full((len(lists), width), fill, dtype)
     for row, values in zip(padded, lists, strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -31,14 +31,16 @@ class Finish(enum.IntEnum):
     ERROR = 3  # a row of logits held no finite entry; the tokens before it stand
 
 
+@runtime_checkable
 class Cache(Protocol):
     """What a model remembers of each row; a pytree."""
 
-    def repeat(self, group_size: int) -> Self:
+    def repeat(self, group_size: int) -> Cache:
         """Each row `group_size` times in a row."""
         ...
 
 
+@runtime_checkable
 class Model(Protocol):
     """What `generate` asks of a model; a pytree, passed to the compiled program as an argument."""
 

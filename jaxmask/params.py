@@ -192,7 +192,7 @@ def _integer(field: str, value: Any) -> int:
     return operator.index(value)
 
 
-def _check_range(field: str, value: float, low: float, high: float) -> None:
+def _check_range(field: str, value: float | int, low: int, high: int) -> None:
     # Written so that NaN fails.
     if not low <= value <= high:
         raise ValueError(f"{field} must be in [{low}, {high}], got {value}.")
