@@ -1,0 +1,140 @@
+"""What a run is: frozen, plain values, checked once, written to and read from JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from jaxmask import SamplingParams, check_sampling_mask
+
+
+@dataclasses.dataclass(frozen=True)
+class GRPOConfig:
+    """One GRPO iteration.
+
+    Attributes:
+      num_prompts: prompts per iteration, P.
+      group_size: completions per prompt, G; at least 2, since advantages compare completions of one prompt.
+      max_new_tokens: longest completion, T.
+      temperature: of the rollout, and so of the policy that is trained; > 0.
+      top_k: at least 1; bounds the supports.
+      top_p: in (0, 1].
+      min_p: in [0, 1].
+      sampling_mask: score the policy on the recorded supports; False scores it over the whole vocabulary, as trainers
+        without supports do.
+      clip_epsilon: the ratio counts between 1 - epsilon and 1 + epsilon.
+      learning_rate: of Adam.
+      max_grad_norm: gradients are scaled down to this global norm.
+      num_updates: passes over each rollout batch (mu in the paper).
+      num_micro_batches: the rows are cut into this many parts, whose gradients add up; exact for every cut.
+    """
+
+    num_prompts: int = 32
+    group_size: int = 16
+    max_new_tokens: int = 16
+    temperature: float = 1.0
+    top_k: int = 50
+    top_p: float = 0.95
+    min_p: float = 0.0
+    sampling_mask: bool = True
+    clip_epsilon: float = 0.2
+    learning_rate: float = 1e-3
+    max_grad_norm: float = 1.0
+    num_updates: int = 1
+    num_micro_batches: int = 1
+
+    def __post_init__(self) -> None:
+        """Checks every field."""
+        check_sampling_mask(self.sampling_params(), logprobs_mode="processed_logprobs")
+        for field, low in (("num_prompts", 1), ("group_size", 2), ("num_updates", 1), ("num_micro_batches", 1)):
+            _require(getattr(self, field) >= low, field, getattr(self, field), f"at least {low}")
+        _require(0 < self.clip_epsilon < 1, "clip_epsilon", self.clip_epsilon, "in (0, 1)")
+        _require(0 < self.learning_rate < 1, "learning_rate", self.learning_rate, "in (0, 1)")
+        _require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "> 0")
+        if self.num_rows % self.num_micro_batches:
+            raise ValueError(
+                f"num_micro_batches must divide num_prompts * group_size = {self.num_rows}, "
+                f"got {self.num_micro_batches}."
+            )
+
+    @property
+    def num_rows(self) -> int:
+        """Completions per iteration, B = P G."""
+        return self.num_prompts * self.group_size
+
+    def sampling_params(self) -> SamplingParams:
+        """The settings of every completion."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=0,
+            max_tokens=self.max_new_tokens,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """A training run.
+
+    Attributes:
+      preset: where the values came from.
+      task: "sort" (on the device) or "chain-sum" (text, scored on the host).
+      model: "tiny" for a small decoder from random weights, or a model `models.load` knows.
+      iterations: updates of the whole run.
+      seed: of weights, prompts and sampling.
+      checkpoint_every: iterations between checkpoints; the last iteration always has one.
+      grpo: the iteration.
+    """
+
+    preset: str
+    task: str
+    model: str
+    iterations: int
+    seed: int = 0
+    checkpoint_every: int = 100
+    grpo: GRPOConfig = dataclasses.field(default_factory=GRPOConfig)
+
+    def __post_init__(self) -> None:
+        """Checks every field."""
+        _require(self.task in TASKS, "task", repr(self.task), f"one of {', '.join(TASKS)}")
+        _require(self.iterations >= 1, "iterations", self.iterations, "at least 1")
+        _require(0 <= self.seed < 2**32, "seed", self.seed, "in [0, 2**32)")
+        _require(self.checkpoint_every >= 1, "checkpoint_every", self.checkpoint_every, "at least 1")
+
+    def to_json(self) -> str:
+        """The run as JSON text."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> RunConfig:
+        """The run that `to_json` wrote.
+
+        Raises:
+          ValueError: not JSON, a field is missing or unknown, or a value is out of range.
+        """
+        values = json.loads(text)
+        if not isinstance(values, dict) or not isinstance(values.get("grpo"), dict):
+            raise ValueError("a run must be a JSON object with an object under 'grpo'.")
+        grpo = _build(GRPOConfig, values.pop("grpo"))
+        return _build(cls, {**values, "grpo": grpo})
+
+
+TASKS = ("sort", "chain-sum")
+
+
+def _build(kind: type, values: dict[str, Any]) -> Any:
+    known = {field.name for field in dataclasses.fields(kind)}
+    if unknown := sorted(set(values) - known):
+        raise ValueError(f"unknown fields {unknown} of {kind.__name__}; allowed are {sorted(known)}.")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ValueError(f"{kind.__name__} does not fit: {error}.") from error
+
+
+def _require(holds: bool, field: str, value: Any, allowed: str) -> None:
+    if not holds:
+        raise ValueError(f"{field} must be {allowed}, got {value}.")

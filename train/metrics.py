@@ -1,0 +1,86 @@
+"""What a run reports of each iteration."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxmask import Rollout
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    """Scalars of one iteration, float32.
+
+    Attributes:
+      reward: mean over completions.
+      exact: share of completions that are fully right.
+      support_size: mean ids per sampled token.
+      one_id_share: share of tokens whose support held one id: no choice, log-probability 0, no gradient.
+      completion_length: mean tokens per completion.
+      num_tokens: sampled tokens.
+      max_ratio_error: largest |ratio - 1| on the first pass, where policy and behaviour have the same weights.
+      ratio_mean: on the first pass.
+      ratio_std: on the first pass.
+      entropy: mean over tokens of the entropy of the scored distribution, in nats.
+      clip_fraction: share of tokens whose gradient the clip removed, over all passes.
+      grad_norm: global norm of the gradient of the first pass, before it is clipped.
+      loss: token mean of the first pass.
+    """
+
+    reward: Float[Array, ""]
+    exact: Float[Array, ""]
+    support_size: Float[Array, ""]
+    one_id_share: Float[Array, ""]
+    completion_length: Float[Array, ""]
+    num_tokens: Float[Array, ""]
+    max_ratio_error: Float[Array, ""]
+    ratio_mean: Float[Array, ""]
+    ratio_std: Float[Array, ""]
+    entropy: Float[Array, ""]
+    clip_fraction: Float[Array, ""]
+    grad_norm: Float[Array, ""]
+    loss: Float[Array, ""]
+
+
+# Names users know from other trainers, for files and displays.
+NAMES = {
+    "reward": "rewards/mean",
+    "exact": "rewards/exact",
+    "support_size": "support/size_mean",
+    "one_id_share": "support/one_id_share",
+    "completion_length": "completions/mean_length",
+    "num_tokens": "completions/num_tokens",
+    "max_ratio_error": "ratio/max_error",
+    "ratio_mean": "ratio/mean",
+    "ratio_std": "ratio/std",
+    "entropy": "entropy",
+    "clip_fraction": "clip_fraction",
+    "grad_norm": "grad_norm",
+    "loss": "loss",
+}
+
+
+def masked_mean(values: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, ""]:
+    """Mean over the cells of the mask; 0 where there is none."""
+    return jnp.where(mask, values, 0.0).sum() / jnp.maximum(mask.sum(dtype=jnp.float32), 1.0)
+
+
+def support_statistics(rollout: Rollout) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Mean support size, and share of supports of one id, over sampled tokens."""
+    sizes = rollout.support.counts
+    is_one = (sizes == 1).astype(jnp.float32)
+    return masked_mean(sizes.astype(jnp.float32), rollout.loss_mask), masked_mean(is_one, rollout.loss_mask)
+
+
+def ratio_statistics(
+    ratio: Float[Array, "B T"], mask: Bool[Array, "B T"]
+) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+    """Largest |ratio - 1|, mean and standard deviation of the ratio over sampled tokens."""
+    mean = masked_mean(ratio, mask)
+    spread = jnp.sqrt(masked_mean((ratio - mean) ** 2, mask))
+    return jnp.where(mask, jnp.abs(ratio - 1), 0.0).max(), mean, spread

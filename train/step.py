@@ -1,0 +1,242 @@
+"""One GRPO iteration: prompts -> rollout -> reward -> advantages -> loss -> update.
+
+With a task on the device all of it is one compiled program with donated state. With a task on the host it is two, and
+between them only token ids and lengths come down, and rewards go up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jaxmask import Rollout, SamplingBatch, Scores, Support, full_scores, generate, support_scores
+from models import Decoder
+from train.advantages import group_advantages
+from train.config import GRPOConfig
+from train.losses import LossInputs, LossOutput, grpo_loss
+from train.metrics import Metrics, masked_mean, ratio_statistics, support_statistics
+from train.state import TrainState, apply_gradients
+from train.tasks.base import DeviceTask, Prompts, Rewards
+
+
+def collect(
+    model: Decoder, key: Key[Array, ""], prompts: Prompts, *, config: GRPOConfig, eos_token_ids: tuple[int, ...]
+) -> Rollout:
+    """`group_size` completions of each prompt, with their supports.
+
+    Args:
+      model: the policy.
+      key: the rows' seeds come from it.
+      prompts: one row per prompt.
+      config: sampling settings and shapes.
+      eos_token_ids: ids that end a completion.
+    """
+    batch = SamplingBatch.from_params(
+        [config.sampling_params()] * config.num_rows,
+        vocab_size=model.vocab_size,
+        eos_token_ids=eos_token_ids,
+        support_bound=config.top_k,
+    )
+    seeds = jax.random.bits(key, (config.num_rows, 2), jnp.uint32)
+    return generate(
+        model,
+        dataclasses.replace(batch, seeds=seeds),
+        prompts.token_ids,
+        prompts.lengths,
+        max_new_tokens=config.max_new_tokens,
+        width=min(config.top_k, model.vocab_size),
+        group_size=config.group_size,
+    )
+
+
+def grpo_step(
+    state: TrainState,
+    rollout: Rollout,
+    rewards: Rewards,
+    *,
+    config: GRPOConfig,
+    optimizer: optax.GradientTransformation,
+) -> tuple[TrainState, Metrics]:
+    """One iteration's updates on a rollout: `num_updates` passes over all its tokens.
+
+    Args:
+      state: the learner.
+      rollout: sampled by this policy, or a recent one.
+      rewards: one per completion.
+      config: the loss and how it is cut into micro-batches.
+      optimizer: that of `state.opt_state`.
+
+    Source: DeepSeekMath, arXiv 2402.03300, algorithm 1; supports as in DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
+    """
+    rows = _learner_rows(rollout, group_advantages(jnp.asarray(rewards.values), rollout.group_size))
+
+    def update(state: TrainState, _: None) -> tuple[TrainState, tuple[_Pass, Array]]:
+        gradients, done = _accumulate(state.model, rows, config)
+        model, opt_state = apply_gradients(state, gradients, optimizer)
+        return dataclasses.replace(state, model=model, opt_state=opt_state), (done, optax.global_norm(gradients))
+
+    state, (passes, grad_norms) = jax.lax.scan(update, state, None, length=config.num_updates)
+    first = jax.tree.map(lambda leaf: leaf[0], passes)
+    metrics = _metrics(rollout, rewards, first, grad_norms[0], passes.clip_fraction.mean())
+    return dataclasses.replace(state, step=state.step + 1), metrics
+
+
+@functools.partial(jax.jit, static_argnames=("task", "config", "optimizer"), donate_argnums=0)
+def train_iteration(
+    state: TrainState, *, task: DeviceTask, config: GRPOConfig, optimizer: optax.GradientTransformation
+) -> tuple[TrainState, Metrics]:
+    """A whole iteration on the device, as one program; `state` is donated.
+
+    Args:
+      state: the learner.
+      task: makes prompts and rewards; static.
+      config: static.
+      optimizer: static; that of `state.opt_state`.
+    """
+    prompts_key, sampling_key = jax.random.split(jax.random.fold_in(state.key, state.step))
+    prompts = task.prompts(prompts_key, config.num_prompts)
+    rollout = collect(state.model, sampling_key, prompts, config=config, eos_token_ids=task.eos_token_ids)
+    return grpo_step(state, rollout, task.score(rollout), config=config, optimizer=optimizer)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "eos_token_ids"))
+def collect_for_host(
+    state: TrainState, prompts: Prompts, *, config: GRPOConfig, eos_token_ids: tuple[int, ...]
+) -> Rollout:
+    """The first of the two programs of an iteration whose rewards come from the host."""
+    _, sampling_key = jax.random.split(jax.random.fold_in(state.key, state.step))
+    return collect(state.model, sampling_key, prompts, config=config, eos_token_ids=eos_token_ids)
+
+
+# The second one.
+update_from_host = jax.jit(grpo_step, static_argnames=("config", "optimizer"), donate_argnums=0)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _LearnerRows:
+    """A rollout as the learner reads it: prompt and completion joined, one row per completion.
+
+    `first_positions` is where the hidden state lies that predicts a row's first generated token.
+    """
+
+    token_ids: Int[Array, "B L"]
+    lengths: Int[Array, " B"]
+    first_positions: Int[Array, " B"]
+    sampled_ids: Int[Array, "B T"]
+    behaviour_logprobs: Float[Array, "B T"]
+    temperature: Float[Array, " B"]
+    support: Support
+    loss_mask: Bool[Array, "B T"]
+    advantages: Float[Array, " B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Pass:
+    """What one pass over the rows saw."""
+
+    loss: Float[Array, ""]
+    clip_fraction: Float[Array, ""]
+    ratio: Float[Array, "B T"]
+    entropy: Float[Array, "B T"]
+
+
+def _learner_rows(rollout: Rollout, advantages: Float[Array, " B"]) -> _LearnerRows:
+    prompt_ids = jnp.repeat(rollout.prompt_ids, rollout.group_size, axis=0)
+    prompt_lengths = jnp.repeat(rollout.prompt_lengths, rollout.group_size)
+    return _LearnerRows(
+        token_ids=_join(prompt_ids, prompt_lengths, rollout.token_ids),
+        lengths=prompt_lengths + rollout.lengths - 1,
+        first_positions=prompt_lengths - 1,
+        sampled_ids=rollout.token_ids,
+        behaviour_logprobs=rollout.logprobs,
+        temperature=rollout.sampling.temperature,
+        support=rollout.support,
+        loss_mask=rollout.loss_mask,
+        advantages=advantages,
+    )
+
+
+def _join(
+    prompt_ids: Int[Array, "B S"], prompt_lengths: Int[Array, " B"], completion_ids: Int[Array, "B T"]
+) -> Int[Array, "B L"]:
+    """Each completion right behind its prompt; the last token, which predicts nothing, is left out.
+
+    In: prompt [7, 8, pad], length 2, completion [1, 2]  Out: [7, 8, 1, .]
+    """
+    joined = jnp.concatenate([prompt_ids, completion_ids], axis=1)
+    place = jnp.arange(joined.shape[1] - 1, dtype=jnp.int32)[None, :]
+    gap = (prompt_ids.shape[1] - prompt_lengths)[:, None]
+    source = jnp.where(place < prompt_lengths[:, None], place, place + gap)
+    return jnp.take_along_axis(joined, jnp.minimum(source, joined.shape[1] - 1), axis=1)
+
+
+def _score(model: Decoder, rows: _LearnerRows, config: GRPOConfig) -> Scores:
+    """The policy's scores of the sampled tokens, on their supports or, without the mask, on the whole vocabulary."""
+    hidden = model.hidden(rows.token_ids, rows.lengths)
+    steps = jnp.arange(rows.sampled_ids.shape[1], dtype=jnp.int32)[None, :]
+    positions = jnp.minimum(rows.first_positions[:, None] + steps, hidden.shape[1] - 1)
+    hidden = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
+    # Whatever a cell that was not sampled holds, NaN included, must not reach the gradient of the head.
+    hidden = jnp.where(rows.loss_mask[:, :, None], hidden, jnp.zeros((), hidden.dtype))
+    temperature = jnp.broadcast_to(rows.temperature[:, None], rows.sampled_ids.shape)
+    if config.sampling_mask:
+        return support_scores(hidden, model.head, rows.support, rows.sampled_ids, temperature=temperature)
+    return full_scores(hidden, model.head, rows.sampled_ids, temperature=temperature)
+
+
+def _loss(
+    model: Decoder, rows: _LearnerRows, num_tokens: Float[Array, ""], config: GRPOConfig
+) -> tuple[Float[Array, ""], tuple[LossOutput, Float[Array, "B T"]]]:
+    scores = _score(model, rows, config)
+    inputs = LossInputs(scores.logprobs, rows.behaviour_logprobs, rows.advantages, rows.loss_mask)
+    output = grpo_loss(inputs, clip_epsilon=config.clip_epsilon)
+    return output.total / num_tokens, (output, scores.entropy)
+
+
+def _accumulate(model: Decoder, rows: _LearnerRows, config: GRPOConfig) -> tuple[Decoder, _Pass]:
+    """The gradient of the token-mean loss over all rows, and what the pass saw; the cut changes neither."""
+    # The whole batch's count, known beforehand, so that parts add up to the undivided loss.
+    num_tokens = jnp.maximum(rows.loss_mask.sum(dtype=jnp.float32), 1.0)
+    parts = jax.tree.map(lambda leaf: leaf.reshape(config.num_micro_batches, -1, *leaf.shape[1:]), rows)
+
+    def add_part(gradients: Decoder, part: _LearnerRows) -> tuple[Decoder, tuple[Array, tuple[LossOutput, Array]]]:
+        (loss, seen), new = jax.value_and_grad(_loss, has_aux=True)(model, part, num_tokens, config)
+        return jax.tree.map(jnp.add, gradients, new), (loss, seen)
+
+    zeros = jax.tree.map(jnp.zeros_like, model)
+    gradients, (losses, (outputs, entropy)) = jax.lax.scan(add_part, zeros, parts)
+    shape = rows.loss_mask.shape
+    return gradients, _Pass(
+        losses.sum(), outputs.num_clipped.sum() / num_tokens, outputs.ratio.reshape(shape), entropy.reshape(shape)
+    )
+
+
+def _metrics(
+    rollout: Rollout, rewards: Rewards, first: _Pass, grad_norm: Float[Array, ""], clip_fraction: Float[Array, ""]
+) -> Metrics:
+    mask = rollout.loss_mask
+    support_size, one_id_share = support_statistics(rollout)
+    max_ratio_error, ratio_mean, ratio_std = ratio_statistics(first.ratio, mask)
+    lengths = rollout.lengths.astype(jnp.float32)
+    return Metrics(
+        reward=jnp.asarray(rewards.values).mean(),
+        exact=jnp.asarray(rewards.is_exact).mean(dtype=jnp.float32),
+        support_size=support_size,
+        one_id_share=one_id_share,
+        completion_length=lengths.mean(),
+        num_tokens=lengths.sum(),
+        max_ratio_error=max_ratio_error,
+        ratio_mean=ratio_mean,
+        ratio_std=ratio_std,
+        entropy=masked_mean(first.entropy, mask),
+        clip_fraction=clip_fraction,
+        grad_norm=grad_norm,
+        loss=first.loss,
+    )
