@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
@@ -20,9 +21,8 @@ def fill(config: DecoderConfig, read: ReadTensor, dtype: DTypeLike) -> Decoder:
     """
 
     def load_leaf(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        tensor = read(_name(path), leaf.shape).astype(dtype, copy=False)
-        # A buffer shared with NumPy could be neither donated nor trusted to stay as it is.
-        return jax.device_put(tensor, may_alias=False)
+        # jnp.array copies; device_put would share NumPy's buffer on the CPU, even with may_alias=False.
+        return jnp.array(read(_name(path), leaf.shape), dtype)
 
     return jax.tree_util.tree_map_with_path(load_leaf, parameter_shapes(config, dtype))
 

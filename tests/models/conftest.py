@@ -1,0 +1,50 @@
+"""Small decoders and stored references for the tests of `models`."""
+
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import models
+
+DATA = Path(__file__).parents[1] / "data"
+TINY_NAMES = ("tiny_llama", "tiny_llama3_rope", "tiny_qwen2", "tiny_qwen3", "tiny_qwen3_untied")
+
+
+@pytest.fixture(params=TINY_NAMES)
+def tiny_folder(request):
+    return DATA / request.param
+
+
+@pytest.fixture
+def folder_copy(tmp_path):
+    """A writable copy of a stored checkpoint, by name."""
+    return lambda name: shutil.copytree(DATA / name, tmp_path / name)
+
+
+@pytest.fixture(scope="session")
+def decoder():
+    """Random weights, every optional part on, large enough that a wrong position shows in the logits."""
+    config = models.DecoderConfig(
+        vocab_size=31,
+        num_layers=2,
+        width=16,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        mlp_width=24,
+        rope_theta=1e4,
+        rope_scaling=None,
+        norm_eps=1e-6,
+        tie_embeddings=False,
+        attention_bias=True,
+        qk_norm=True,
+        max_length=32,
+    )
+    decoder = models.Decoder(config, rngs=nnx.Rngs(0))
+    noise = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf + 0.4 * noise.standard_normal(leaf.shape), jnp.float32), decoder)

@@ -1,0 +1,180 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import models
+from models.decoder import Decoder
+
+# The same float32 formula in another order of summation; logits here are of order 1.
+REORDER_TOLERANCE = 1e-5
+
+TOKEN_IDS = np.random.default_rng(3).integers(0, 31, (3, 12)).astype(np.int32)
+LENGTHS = np.array([7, 0, 3], np.int32)
+
+full_logits = jax.jit(lambda decoder, token_ids: decoder.logits(token_ids))
+prefill = jax.jit(
+    lambda decoder, token_ids, lengths, capacity: decoder.prefill(token_ids, lengths, capacity=capacity),
+    static_argnums=3,
+)
+decode = jax.jit(lambda decoder, token_ids, cache: decoder.decode(token_ids, cache))
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=0, atol=REORDER_TOLERANCE)
+
+
+def decode_from(decoder, cache, token_ids, num_steps):
+    """Teacher-forced decode: logits [num_steps, B, V] of the tokens that follow each row's cache, and the cache."""
+
+    def step(cache, _):
+        rows = jnp.arange(token_ids.shape[0])
+        logits, cache = decoder.decode(jnp.asarray(token_ids)[rows, cache.lengths], cache)
+        return cache, logits
+
+    return jax.jit(lambda cache: jax.lax.scan(step, cache, length=num_steps)[::-1])(cache)
+
+
+def test_prefill_and_decode_equal_the_full_forward_at_every_position(decoder):
+    expected = full_logits(decoder, TOKEN_IDS)
+    cache = prefill(decoder, TOKEN_IDS, LENGTHS, 12).repeat(2)
+    logits, cache = decode_from(decoder, cache, TOKEN_IDS.repeat(2, axis=0), 5)
+    for row, length in enumerate(LENGTHS.repeat(2)):
+        close(logits[:, row], expected[row // 2, length : length + 5])
+    assert cache.lengths.tolist() == [12, 12, 5, 5, 8, 8]
+
+
+def test_decoding_from_an_empty_cache_equals_the_full_forward(decoder):
+    cache = prefill(decoder, TOKEN_IDS, np.zeros(3, np.int32), 12)
+    logits, _ = decode_from(decoder, cache, TOKEN_IDS, 12)
+    close(logits.swapaxes(0, 1), full_logits(decoder, TOKEN_IDS))
+
+
+def test_later_tokens_do_not_reach_earlier_positions(decoder):
+    changed = TOKEN_IDS.copy()
+    changed[:, 8:] = (changed[:, 8:] + 1) % 31
+    before, after = full_logits(decoder, TOKEN_IDS), full_logits(decoder, changed)
+    np.testing.assert_array_equal(before[:, :8], after[:, :8])
+    assert np.abs(before[:, 8:] - after[:, 8:]).min(axis=-1).max() > REORDER_TOLERANCE
+
+
+def test_positions_matter(decoder):
+    same = np.full((1, 6), 4, np.int32)
+    same[0, 0] = 9
+    logits = full_logits(decoder, same)[0]
+    assert np.abs(np.diff(logits[1:], axis=0)).max(axis=-1).min() > 1e-3
+
+
+def test_a_row_alone_equals_the_row_in_a_batch(decoder):
+    together, cache = decode(decoder, TOKEN_IDS[:, 9], prefill(decoder, TOKEN_IDS, LENGTHS, 12))
+    for row in range(3):
+        alone = prefill(decoder, TOKEN_IDS[row : row + 1], LENGTHS[row : row + 1], 12)
+        logits, alone = decode(decoder, TOKEN_IDS[row : row + 1, 9], alone)
+        close(logits[0], together[row])
+        close(alone.keys[1][0, : LENGTHS[row] + 1], cache.keys[1][row, : LENGTHS[row] + 1])
+
+
+def test_a_full_row_changes_nothing_and_its_neighbours_go_on(decoder):
+    lengths = np.array([12, 3, 12], np.int32)
+    before = prefill(decoder, TOKEN_IDS, lengths, 12)
+    logits, after = decode(decoder, TOKEN_IDS[:, 3], before)
+    for old, new in zip(before.keys + before.values, after.keys + after.values, strict=True):
+        np.testing.assert_array_equal(old[jnp.array([0, 2])], new[jnp.array([0, 2])])
+        np.testing.assert_array_equal(old[1, jnp.arange(12) != 3], new[1, jnp.arange(12) != 3])
+        assert (old[1, 3] != new[1, 3]).any()
+    assert after.lengths.tolist() == [12, 4, 12]
+    close(logits[1], full_logits(decoder, TOKEN_IDS)[1, 3])
+
+
+def test_cells_past_a_rows_length_are_never_read(decoder):
+    junk = np.where(np.arange(12)[None] < LENGTHS[:, None], TOKEN_IDS, 2**31 - 1).astype(np.int32)
+    run = jax.jit(lambda token_ids, lengths: decoder.hidden(token_ids, lengths))
+    np.testing.assert_array_equal(run(TOKEN_IDS, LENGTHS), run(junk, LENGTHS))
+    clean, dirty = prefill(decoder, TOKEN_IDS, LENGTHS, 12), prefill(decoder, junk, LENGTHS, 12)
+    for one, other in zip(jax.tree.leaves(clean), jax.tree.leaves(dirty), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_prefill_refuses_a_capacity_below_its_columns(decoder):
+    with pytest.raises(ValueError, match="capacity must be >= the 12 columns of token_ids, got 11"):
+        decoder.prefill(jnp.asarray(TOKEN_IDS), jnp.asarray(LENGTHS), capacity=11)
+
+
+def test_logits_are_hidden_times_head(decoder):
+    hidden = jax.jit(lambda token_ids: decoder.hidden(token_ids))(TOKEN_IDS)
+    close(full_logits(decoder, TOKEN_IDS), np.asarray(hidden) @ np.asarray(decoder.head).T)
+    assert decoder.head is decoder.lm_head[...]
+    assert (decoder.vocab_size, decoder.max_length) == (31, 32)
+
+
+def test_gradient_equals_finite_differences_and_remat_keeps_it(decoder):
+    weights = np.random.default_rng(5).standard_normal((3, 12, 16)).astype(np.float32)
+
+    def loss(model, remat):
+        again = rebuild(model, remat=remat)
+        return jnp.sum(again.hidden(jnp.asarray(TOKEN_IDS)) * weights)
+
+    gradient = jax.jit(jax.grad(loss), static_argnums=1)
+    plain, rematerialised = gradient(decoder, False), gradient(decoder, True)
+    largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(plain))
+    for one, other in zip(jax.tree.leaves(plain), jax.tree.leaves(rematerialised), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=REORDER_TOLERANCE * largest)
+    check_slope(jax.jit(loss, static_argnums=1), decoder, plain)
+
+
+def check_slope(loss, decoder, gradient):
+    noise = np.random.default_rng(6)
+    direction = jax.tree.map(lambda leaf: jnp.asarray(noise.standard_normal(leaf.shape), jnp.float32), decoder)
+    moved = [
+        loss(jax.tree.map(lambda leaf, step, size=size: leaf + size * step, decoder, direction), False)
+        for size in (1e-3, -1e-3)
+    ]
+    slope = sum(np.vdot(*pair) for pair in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True))
+    # float32 differences of a step of 1e-3 hold about three digits.
+    np.testing.assert_allclose((moved[0] - moved[1]) / 2e-3, slope, rtol=2e-2)
+
+
+def rebuild(decoder, **changes):
+    """The same parameters under a changed configuration."""
+    config = dataclasses.replace(decoder.config, **changes)
+    skeleton = jax.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    return jax.tree.unflatten(jax.tree.structure(skeleton), jax.tree.leaves(decoder))
+
+
+def test_the_module_is_a_pytree_of_float_parameters_only(decoder):
+    leaves = jax.tree.leaves(decoder)
+    assert all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
+    config = decoder.config
+    attention_size = 2 * 16 * 32 + 2 * 16 * 16 + 32 + 2 * 16 + 2 * 8
+    layer_size = attention_size + 3 * 16 * 24 + 2 * 16
+    assert sum(leaf.size for leaf in leaves) == 2 * 31 * 16 + config.num_layers * layer_size + 16
+
+
+def test_random_weights_have_the_stated_spread():
+    config = models.DecoderConfig(2000, 8, 64, 4, 2, 16, 256, 1e4, None, 1e-6, True)
+    decoder = Decoder(config, rngs=nnx.Rngs(1))
+    layer = decoder.layers[3]
+    # 4 standard errors of a spread over 1e4 to 1e5 draws are below 3 %.
+    for parameter, spread in [
+        (decoder.embedding, 0.02),
+        (layer.gate, 0.02),
+        (layer.down, 0.02 / 4),
+        (layer.output, 0.02 / 4),
+    ]:
+        np.testing.assert_allclose(np.std(parameter[...]), spread, rtol=0.05)
+    assert (layer.mlp_norm[...] == 1).all()
+    assert (layer.query[...] != decoder.layers[2].query[...]).all()
+    assert decoder.head is decoder.embedding[...]
+
+
+def test_bfloat16_weights_give_float32_logits_near_the_float32_ones(decoder):
+    coarse = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), decoder)
+    logits, cache = decode(coarse, TOKEN_IDS[:, 7], prefill(coarse, TOKEN_IDS, LENGTHS, 12))
+    assert logits.dtype == jnp.float32
+    assert cache.keys[0].dtype == jnp.bfloat16
+    expected, _ = decode(decoder, TOKEN_IDS[:, 7], prefill(decoder, TOKEN_IDS, LENGTHS, 12))
+    # bfloat16 keeps 8 bits; two layers lose a few more.
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=0.1 * np.abs(expected).max())
