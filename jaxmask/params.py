@@ -132,17 +132,17 @@ class SamplingParams:
                 raise ValueError(f"{field} must be non-negative or -1, got {value}.")
 
     def _check_token_lists(self) -> None:
-        stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
-        if not all(isinstance(text, str) and text for text in stop):
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        if not isinstance(stop, Sequence) or not all(isinstance(text, str) and text for text in stop):
             raise ValueError(f"stop must hold strings and cannot contain an empty string. Got stop={self.stop!r}.")
         self._set("stop", tuple(stop))
         self._set("stop_token_ids", _ids("stop_token_ids", self.stop_token_ids or ()))
         self._set("logit_bias", _biases(self.logit_bias or {}))
         self._set("bad_words", _bad_words(self.bad_words or ()))
         if self.allowed_token_ids is not None:
-            if len(self.allowed_token_ids) == 0:
-                raise ValueError("allowed_token_ids is not None and empty!")
             self._set("allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids))
+            if not self.allowed_token_ids:
+                raise ValueError("allowed_token_ids is not None and empty!")
 
 
 def check_sampling_mask(params: SamplingParams, *, logprobs_mode: str, unbounded_support: bool = False) -> None:
@@ -206,10 +206,13 @@ def _ids(field: str, values: Sequence[int]) -> tuple[int, ...]:
 
 
 def _biases(biases: Mapping[Any, float]) -> dict[int, float]:
+    if not isinstance(biases, Mapping):
+        raise ValueError(f"logit_bias must map token ids to numbers, got {biases!r}.")
     clamped = {}
     for key, value in biases.items():
         try:
-            token_id = int(key)
+            # JSON keys are strings; int() alone would cut 1.5 to 1.
+            token_id = int(key) if isinstance(key, str) else _integer("logit_bias", key)
         except (TypeError, ValueError) as error:
             raise ValueError(f"logit_bias keys must be token ids, got {key!r}.") from error
         if math.isnan(_number("logit_bias", value)):
@@ -219,6 +222,8 @@ def _biases(biases: Mapping[Any, float]) -> dict[int, float]:
 
 
 def _bad_words(words: Sequence[str | Sequence[int]]) -> tuple[str | tuple[int, ...], ...]:
-    if isinstance(words, str) or any(len(word) == 0 for word in words):
+    if isinstance(words, str) or not all(isinstance(word, Sequence) for word in words):
+        raise ValueError(f"bad_words must hold strings or token id lists, got {words!r}.")
+    if any(len(word) == 0 for word in words):
         raise ValueError(f"bad_words cannot contain an empty string. Got bad_words={words!r}.")
     return tuple(word if isinstance(word, str) else _ids("bad_words", word) for word in words)
