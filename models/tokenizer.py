@@ -93,7 +93,7 @@ class Tokenizer:
         try:
             template = _environment().from_string(self._chat_template)
             return template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **names)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError) as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from None
 
 

