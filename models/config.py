@@ -97,7 +97,7 @@ class DecoderConfig:
         model_type = hf.get("model_type")
         _require(model_type in MODEL_TYPES, "model_type", model_type, f"one of {MODEL_TYPES}")
         _refuse_unsupported(hf)
-        rope = hf.get("rope_parameters") or {"rope_theta": hf.get("rope_theta"), **(hf.get("rope_scaling") or {})}
+        rope = _rope_settings(hf)
         num_heads, width = _count(hf, "num_attention_heads"), _count(hf, "hidden_size")
         return cls(
             vocab_size=_field(hf, "vocab_size"),
@@ -115,6 +115,13 @@ class DecoderConfig:
             qk_norm=model_type == "qwen3",
             max_length=_field(hf, "max_position_embeddings"),
         )
+
+
+def _rope_settings(hf: Mapping[str, Any]) -> dict[str, Any]:
+    # transformers 5 gathers in `rope_parameters` what transformers 4 spread over the top level and `rope_scaling`.
+    gathered = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    _require(isinstance(gathered, Mapping), "rope_parameters", gathered, "an object")
+    return {name: hf.get(name) for name in ("rope_theta", "partial_rotary_factor")} | dict(gathered)
 
 
 def _rope_scaling(rope: Mapping[str, Any]) -> Llama3RopeScaling | None:

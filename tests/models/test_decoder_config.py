@@ -85,6 +85,8 @@ def test_llama3_scaling_is_read_in_the_old_spelling_too():
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type", "'yarn'", "llama3"),
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_type", "'linear'", "llama3"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor", "0.5", "1.0"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "0.5", "1.0"),
+        ({"rope_scaling": "linear"}, "rope_parameters", "'linear'", "object"),
         ({"use_sliding_window": True, "sliding_window": 8}, "sliding_window", "8", "null"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types", "sliding", "full_attention"),
         ({"attention_bias": True}, "attention_bias", "True", "qwen2"),
