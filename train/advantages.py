@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 def group_advantages(
     rewards: Float[Array, " B"], group_size: int, *, ddof: int = 1, epsilon: float = 1e-6
 ) -> Float[Array, " B"]:
-    """(r - mean of its group) / (standard deviation of its group + epsilon); exactly 0 where a group's rewards are equal.
+    """(r - group mean) / (group standard deviation + epsilon); exactly 0 where all rewards of a group are equal.
 
     The deviation is taken in two passes: E[r^2] - E[r]^2 leaves a residue of rounding that, divided by itself, makes
     advantages out of nothing.

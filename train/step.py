@@ -46,8 +46,8 @@ def collect(
     return generate(
         model,
         dataclasses.replace(batch, seeds=seeds),
-        prompts.token_ids,
-        prompts.lengths,
+        jnp.asarray(prompts.token_ids),
+        jnp.asarray(prompts.lengths),
         max_new_tokens=config.max_new_tokens,
         width=min(config.top_k, model.vocab_size),
         group_size=config.group_size,

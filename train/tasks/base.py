@@ -42,7 +42,7 @@ class Rewards:
 
 
 class DeviceTask(Protocol):
-    """A task whose prompts and rewards are made inside the compiled iteration; hashable, since it is a static argument."""
+    """A task whose prompts and rewards are made inside the compiled iteration; hashable, being a static argument."""
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

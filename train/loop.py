@@ -1,0 +1,70 @@
+"""How an iteration runs, for the two kinds of task."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import jax
+import optax
+
+from jaxmask import Rollout
+from train.config import GRPOConfig
+from train.metrics import Metrics
+from train.state import TrainState
+from train.step import collect_for_host, train_iteration, update_from_host
+from train.tasks import DeviceTask, HostTask, Rewards
+
+
+class Loop(Protocol):
+    """One iteration, and a look at what the policy does."""
+
+    def iterate(self, state: TrainState, step: int) -> tuple[TrainState, Metrics]:
+        """The state after iteration `step`, which is `state.step` known on the host; `state` is donated."""
+        ...
+
+    def sample(self, state: TrainState, step: int) -> tuple[Rollout, Rewards]:
+        """A rollout of iteration `step`'s shape, on prompts of that step, without learning from it."""
+        ...
+
+
+class DeviceLoop:
+    """Everything in one program."""
+
+    def __init__(self, task: DeviceTask, config: GRPOConfig, optimizer: optax.GradientTransformation):
+        """Compiles at the first iteration."""
+        self._task, self._config, self._optimizer = task, config, optimizer
+
+    def iterate(self, state: TrainState, step: int) -> tuple[TrainState, Metrics]:
+        """See `Loop.iterate`."""
+        return train_iteration(state, task=self._task, config=self._config, optimizer=self._optimizer)
+
+    def sample(self, state: TrainState, step: int) -> tuple[Rollout, Rewards]:
+        """See `Loop.sample`."""
+        make_prompts = jax.jit(self._task.prompts, static_argnums=1)
+        prompts = make_prompts(jax.random.fold_in(jax.random.key(step), 1), self._config.num_prompts)
+        rollout = collect_for_host(state, prompts, config=self._config, eos_token_ids=tuple(self._task.eos_token_ids))
+        return rollout, jax.jit(self._task.score)(rollout)
+
+
+class HostLoop:
+    """Two programs; between them token ids come down and rewards go up."""
+
+    def __init__(self, task: HostTask, config: GRPOConfig, optimizer: optax.GradientTransformation):
+        """Compiles at the first iteration."""
+        self._task, self._config, self._optimizer = task, config, optimizer
+
+    def iterate(self, state: TrainState, step: int) -> tuple[TrainState, Metrics]:
+        """See `Loop.iterate`."""
+        rollout, rewards = self.sample(state, step)
+        return update_from_host(state, rollout, rewards, config=self._config, optimizer=self._optimizer)
+
+    def sample(self, state: TrainState, step: int) -> tuple[Rollout, Rewards]:
+        """See `Loop.sample`."""
+        prompts, entries = self._task.prompts(step, self._config.num_prompts)
+        rollout = collect_for_host(
+            state, jax.device_put(prompts), config=self._config, eos_token_ids=tuple(self._task.eos_token_ids)
+        )
+        token_ids, lengths = jax.device_get((rollout.token_ids, rollout.lengths))
+        completions = [row[:length].tolist() for row, length in zip(token_ids, lengths, strict=True)]
+        rewards = self._task.score(entries, completions, self._config.group_size)
+        return rollout, jax.device_put(rewards)

@@ -1,0 +1,186 @@
+"""A run from its configuration to its folder: config, metrics, samples, curves, checkpoints.
+
+config.json  metrics.jsonl  samples.jsonl  curves.png  checkpoints/<step>/
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import nnx
+from rich.console import Console
+
+import models
+from train import checkpoint, report, samples
+from train.config import RunConfig
+from train.display import Display
+from train.loop import DeviceLoop, HostLoop, Loop
+from train.metrics import NAMES, Metrics
+from train.state import TrainState, init_state, make_optimizer
+from train.tasks import ChainSum, DeviceTask, HostTask, SortDigits
+
+NUM_SAMPLES = 6
+
+
+def start(config: RunConfig, folder: Path, console: Console) -> None:
+    """Trains from the beginning, into a folder that is new or empty.
+
+    Raises:
+      ValueError: the folder holds something, or the model or task cannot be made.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty; a run never writes over another. Give a new --out, or --resume it.")
+    loop, task, state = _build(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(config.to_json(), encoding="utf-8")
+    _train(config, folder, console, loop, task, state, first_step=0)
+
+
+def resume(folder: Path, iterations: int | None, console: Console) -> None:
+    """Continues a run from its last checkpoint, as the unbroken run would have gone on.
+
+    Args:
+      folder: of the run.
+      iterations: new total, or None to keep the run's own.
+      console: where progress goes.
+
+    Raises:
+      ValueError: no run there, no usable checkpoint, or nothing left to do.
+    """
+    config_path = folder / "config.json"
+    if not config_path.is_file():
+        raise ValueError(f"{folder} holds no run: {config_path} is missing.")
+    try:
+        config = RunConfig.from_json(config_path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{config_path} is damaged: {error}") from error
+    if iterations is not None:
+        config = dataclasses.replace(config, iterations=iterations)
+    step = checkpoint.latest_step(folder / "checkpoints")
+    if step >= config.iterations:
+        raise ValueError(f"{folder} has done {step} of {config.iterations} iterations; give a larger --iterations.")
+    loop, task, state = _build(config)
+    state = checkpoint.restore(folder / "checkpoints", step, state)
+    console.print(f"resuming {folder} after iteration {step}")
+    _train(config, folder, console, loop, task, state, first_step=step)
+
+
+def new_folder(root: Path, name: str) -> Path:
+    """The first of root/name-001, root/name-002, ... that does not exist."""
+    number = 1
+    while (folder := root / f"{name}-{number:03d}").exists():
+        number += 1
+    return folder
+
+
+def _build(config: RunConfig) -> tuple[Loop, DeviceTask | HostTask, TrainState]:
+    optimizer = make_optimizer(config.grpo)
+    if config.task == "sort":
+        sorting = SortDigits()
+        model = _decoder(config, sorting.vocab_size)
+        return DeviceLoop(sorting, config.grpo, optimizer), sorting, init_state(model, optimizer, config.seed)
+    model, tokenizer = models.load(config.model)
+    if tokenizer is None:
+        raise ValueError(f"task {config.task!r} needs a tokenizer, and model {config.model!r} has none.")
+    chain_sum = ChainSum(tokenizer, seed=config.seed)
+    return HostLoop(chain_sum, config.grpo, optimizer), chain_sum, init_state(model, optimizer, config.seed)
+
+
+def _decoder(config: RunConfig, vocab_size: int) -> models.Decoder:
+    if config.model != "tiny":
+        raise ValueError(f"task {config.task!r} has its own alphabet; model must be 'tiny', got {config.model!r}.")
+    shape = models.DecoderConfig(
+        vocab_size=vocab_size,
+        num_layers=2,
+        width=64,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        mlp_width=192,
+        rope_theta=10000.0,
+        rope_scaling=None,
+        norm_eps=1e-6,
+        tie_embeddings=True,
+        max_length=64,
+    )
+    return models.Decoder(shape, rngs=nnx.Rngs(config.seed))
+
+
+def _train(
+    config: RunConfig,
+    folder: Path,
+    console: Console,
+    loop: Loop,
+    task: DeviceTask | HostTask,
+    state: TrainState,
+    first_step: int,
+) -> None:
+    metrics_path, checkpoints = folder / "metrics.jsonl", folder / "checkpoints"
+    title = f"{config.preset} \u2192 {folder}"
+    view = Display(
+        console,
+        title,
+        num_iterations=config.iterations,
+        first_step=first_step,
+        sampling_mask=config.grpo.sampling_mask,
+    )
+    with metrics_path.open("a", encoding="utf-8") as file, view:
+        for step in range(first_step, config.iterations):
+            state, row = _timed(loop, state, step)
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            view.update(step, row)
+            done = step + 1
+            if done % config.checkpoint_every == 0 or done == config.iterations:
+                saved = checkpoint.save(checkpoints, done, state)
+    _finish(config, folder, console, loop, task, state, saved)
+
+
+def _timed(loop: Loop, state: TrainState, step: int) -> tuple[TrainState, dict[str, Any]]:
+    """The state after one iteration, and its line of metrics."""
+    started = time.perf_counter()
+    state, metrics = loop.iterate(state, step)
+    values: Metrics = jax.device_get(metrics)
+    seconds = time.perf_counter() - started
+    row: dict[str, Any] = {"step": step}
+    row |= {name: float(getattr(values, field)) for field, name in NAMES.items()}
+    return state, row | {"seconds": seconds, "tokens_per_second": row["completions/num_tokens"] / seconds}
+
+
+def _finish(
+    config: RunConfig,
+    folder: Path,
+    console: Console,
+    loop: Loop,
+    task: DeviceTask | HostTask,
+    state: TrainState,
+    saved: Path,
+) -> None:
+    rows = report.read_metrics(folder / "metrics.jsonl")
+    scored = "recorded supports" if config.grpo.sampling_mask else "full vocabulary, sampling mask off"
+    report.plot_curves(rows, folder / "curves.png", f"{config.preset}: policy scored on the {scored}")
+    rollout, rewards = loop.sample(state, config.iterations)
+    described = samples.describe(rollout, rewards, task.show, NUM_SAMPLES)
+    samples.write(folder / "samples.jsonl", config.iterations, described)
+    last = rows[-10:]
+    worst = max(row["ratio/max_error"] for row in rows)
+    console.print(samples.table(described, task.show))
+    console.print(
+        f"last {len(last)} iterations: reward {_mean(last, 'rewards/mean'):.3f}, "
+        f"exact answers {_mean(last, 'rewards/exact'):.1%}"
+    )
+    console.print(
+        f"largest |ratio - 1| on the first pass of {len(rows)} iterations: {worst:.1e} ({scored})", soft_wrap=True
+    )
+    console.print(f"curves      {folder / 'curves.png'}", soft_wrap=True)
+    console.print(f"samples     {folder / 'samples.jsonl'}", soft_wrap=True)
+    console.print(f"checkpoint  {saved}", soft_wrap=True)
+
+
+def _mean(rows: list[dict[str, Any]], name: str) -> float:
+    return sum(row[name] for row in rows) / len(rows)
