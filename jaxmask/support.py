@@ -42,8 +42,7 @@ class Support:
         Raises:
           ValueError: width below 1.
         """
-        if width < 1:
-            raise ValueError(f"width must be at least 1, got {width}.")
+        _check_width(width)
         return _compact(processed_logits, width)
 
     @classmethod
@@ -56,8 +55,9 @@ class Support:
           width: compact cells per row; the longest list by default. Longer lists go to packed bits too.
 
         Raises:
-          ValueError: an id outside [0, V) or a repeated id; the row is named.
+          ValueError: an id outside [0, V) or a repeated id (the row is named), or width below 1.
         """
+        _check_width(width)
         rows = [np.sort(np.asarray(row, np.int64)) for row in lists]
         for index, row in enumerate(rows):
             _check_row(index, row, vocab_size)
@@ -85,9 +85,11 @@ class Support:
 
     def __getitem__(self, index: Any) -> Support:
         """The supports at `index` of the leading axes."""
-        full = index if isinstance(index, tuple) else (index,)
-        packed = None if self.packed is None else self.packed[(*full, ...)]
-        return Support(self.token_ids[(*full, ...)], self.counts[index], packed, self.vocab_size)
+        parts = index if isinstance(index, tuple) else (index,)
+        # The axis of the cells stays whole; one index holds at most one ellipsis.
+        rest = slice(None) if any(part is ... for part in parts) else ...
+        packed = None if self.packed is None else self.packed[(*parts, rest)]
+        return Support(self.token_ids[(*parts, rest)], self.counts[index], packed, self.vocab_size)
 
     def reshape(self, *leading: int) -> Support:
         """The same supports under other leading axes."""
@@ -145,6 +147,11 @@ def _compact(processed_logits: Float[Array, "*B V"], width: int) -> Support:
     token_ids, counts = bits.select_ids(words, width, fill=vocab_size)
     packed = bits.words_to_bytes(words, vocab_size) if width < vocab_size else None
     return Support(token_ids, counts, packed, vocab_size).reshape(*leading)
+
+
+def _check_width(width: int | None) -> None:
+    if width is not None and width < 1:
+        raise ValueError(f"width must be at least 1, got {width}.")
 
 
 def _check_row(index: int, row: np.ndarray, vocab_size: int) -> None:
