@@ -47,7 +47,7 @@ def test_the_last_id_is_inside():
 
 
 def test_bad_words_as_text_need_a_tokenizer():
-    with pytest.raises(ValueError, match="bad_words given as text need a tokenizer; .* got 'no'"):
+    with pytest.raises(ValueError, match=r"bad_words given as text need a tokenizer; .* got 'no'"):
         batch_of(SamplingParams(bad_words=[[1], "no"]))
 
 

@@ -1,0 +1,623 @@
+import dataclasses
+import functools
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+import rows
+import tolerances
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from scipy import stats
+
+from jaxmask import History, Sample, SamplingBatch, SamplingParams, sample
+
+
+def draw(logits, params, *, width, vocab_size=None, **options) -> Sample:
+    logits = np.atleast_2d(np.asarray(logits, np.float32))
+    requests = [params] * len(logits) if isinstance(params, SamplingParams) else params
+    batch = SamplingBatch.from_params(requests, vocab_size=vocab_size or logits.shape[1])
+    return sample(jnp.asarray(logits), batch, step=0, width=width, **options)
+
+
+def popcount(packed) -> np.ndarray:
+    return np.unpackbits(np.asarray(packed), axis=-1).sum(axis=-1)
+
+
+def assert_invariants(drawn: Sample) -> None:
+    """What holds of every row of every result."""
+    support, V = drawn.support, drawn.support.vocab_size
+    counts, cells, tokens = map(np.asarray, (support.counts, support.token_ids, drawn.token_ids))
+    lists = support.to_lists()
+    assert [len(ids) for ids in lists] == counts.tolist()
+    assert all(ids == sorted(set(ids)) and ids[0] >= 0 and ids[-1] < V for ids in lists if ids)
+    for ids, row in zip(lists, cells, strict=True):
+        assert row.tolist() == (ids + [V] * len(row))[: len(row)]
+    if support.packed is not None:
+        np.testing.assert_array_equal(popcount(support.packed), counts)
+        np.testing.assert_array_equal(
+            np.unpackbits(np.asarray(support.packed), axis=1, bitorder="little", count=V).astype(bool),
+            np.asarray(support.to_mask()),
+        )
+    is_valid = np.asarray(drawn.is_valid)
+    np.testing.assert_array_equal(is_valid, counts > 0)
+    assert ((tokens >= 0) & (tokens < V)).all()
+    assert all(token in ids for token, ids, valid in zip(tokens, lists, is_valid, strict=True) if valid)
+    assert np.isneginf(np.asarray(drawn.logprobs)[~is_valid]).all()
+    assert (np.asarray(drawn.logprobs)[is_valid] <= 0).all()
+
+
+def assert_as_oracle(drawn: Sample, edited: np.ndarray, params: list[SamplingParams]) -> oracle.Truth:
+    """Support, log-probability and greedy token of each row are those of the contract."""
+    truth = oracle.truth(edited, params)
+    keep, counts = np.asarray(drawn.support.to_mask()), np.asarray(drawn.support.counts)
+    assert ((truth.low <= counts) & (counts <= truth.high)).all(), np.flatnonzero(
+        (truth.low > counts) | (counts > truth.high)
+    )
+    np.testing.assert_array_equal(keep, truth.keep(counts))
+    tokens, is_valid = np.asarray(drawn.token_ids), counts > 0
+    expected = np.take_along_axis(oracle.log_probs(truth.z, keep), tokens[:, None], axis=1)[:, 0][is_valid]
+    error = np.abs(np.asarray(drawn.logprobs, np.float64)[is_valid] - expected)
+    assert (error <= tolerances.LOGPROB * np.maximum(1, np.abs(expected))).all(), error.max()
+    # Greedy takes a largest logit; the first of them, up to differences that float32 arithmetic flushes to zero.
+    is_greedy = np.array([p.temperature == 0 for p in params]) & is_valid
+    first = np.argmax(truth.z > -np.finfo(np.float32).tiny, axis=1)
+    np.testing.assert_array_equal(tokens[is_greedy], first[is_greedy])
+    return truth
+
+
+def assert_close(a, b) -> None:
+    np.testing.assert_allclose(a, b, rtol=tolerances.LOGPROB, atol=tolerances.LOGPROB)
+
+
+def assert_same_rows(a: Sample, b: Sample) -> None:
+    """Bit for bit."""
+    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(
+            np.atleast_1d(np.asarray(one)).view(np.uint8), np.atleast_1d(np.asarray(other)).view(np.uint8)
+        )
+
+
+# All columns: V <= 2 width + 32. Otherwise top-k rows go through candidate columns while top_k <= ceil(V / 64) and the
+# ties fit, and every other row through bisection of the whole row. 21,000 rows in all.
+GRID = [
+    pytest.param(1, 4, 1000, id="one id"),
+    pytest.param(2, 1, 1500, id="two ids"),
+    pytest.param(7, 3, 3000, id="V is not a multiple of 8"),
+    pytest.param(8, 8, 3000, id="width = V"),
+    pytest.param(9, 4, 3000, id="one past a byte"),
+    pytest.param(257, 8, 3000, id="5 chunks"),
+    pytest.param(257, 113, 3000, id="257 in all columns"),
+    pytest.param(1000, 16, 2500, id="16 chunks"),
+    pytest.param(5003, 32, 1250, id="79 chunks"),
+]
+
+
+@pytest.mark.parametrize(("vocab_size", "width", "num_rows"), GRID)
+def test_every_filter_on_every_kind_of_row(vocab_size, width, num_rows):
+    rng = np.random.default_rng([vocab_size, width])
+    logits = rows.adversarial(rng, num_rows, vocab_size)
+    grid = rows.filter_grid(vocab_size)
+    # 1250 settings, 18 kinds of rows: a step that shares no factor with either meets all pairs over the vocabularies.
+    index = (np.arange(num_rows) * 7 + vocab_size) % len(grid)
+    batch = rows.with_seeds(rows.take(SamplingBatch.from_params(grid, vocab_size=vocab_size), index))
+    drawn = sample(jnp.asarray(logits), batch, step=3, width=width)
+    assert_invariants(drawn)
+    truth = assert_as_oracle(drawn, logits, [grid[i] for i in index])
+    # The slack on rounding edges (ties make many masses meet top_p exactly) must not hollow out the comparison.
+    assert truth.is_exact.mean() > 0.8
+
+
+@pytest.mark.slow
+def test_real_vocabulary():
+    V, num_rows = 151_936, 180
+    rng = np.random.default_rng(5)
+    logits = rows.adversarial(rng, num_rows, V)
+    grid = rows.filter_grid(V)
+    index = rng.permutation(len(grid))[:num_rows]
+    batch = rows.with_seeds(rows.take(SamplingBatch.from_params(grid, vocab_size=V), index))
+    drawn = sample(jnp.asarray(logits), batch, step=0, width=64)
+    assert_invariants(drawn)
+    assert_as_oracle(drawn, logits, [grid[i] for i in index])
+
+
+@pytest.mark.parametrize(
+    ("logits", "params", "support"),
+    [
+        pytest.param([1, 2, 2, 2, 3], {"top_k": 3}, [1, 2, 4], id="P01 ties at k go to the lower id"),
+        pytest.param(np.log([0.3, 0.1, 0.1, 0.5]), {"top_p": 0.79}, [0, 3], id="P03 below the edge"),
+        pytest.param(np.log([0.3, 0.1, 0.1, 0.5]), {"top_p": 0.81}, [0, 1, 3], id="P03 above the edge"),
+        pytest.param([0, 1, 2, 3], {"top_p": 1.0}, [0, 1, 2, 3], id="P04 top_p 1 keeps all"),
+        pytest.param([1, 3, 2], {"top_p": 1e-8}, [1], id="P05 tiny top_p"),
+        pytest.param([1, 3, 2], {"top_p": 1e-4}, [1], id="P05 small top_p"),
+        pytest.param(np.log([0.5, 0.3, 0.2]), {"top_k": 1, "top_p": 0.8}, [0], id="P06 never empty"),
+        pytest.param([3, 2, 1], {"temperature": 2.0, "top_p": 0.9}, [0, 1, 2], id="P07 temperature before top-p (up)"),
+        pytest.param([3, 2, 1], {"temperature": 0.5, "top_p": 0.8}, [0], id="P07 temperature before top-p (down)"),
+        pytest.param([2, 1, 0], {"min_p": 0.2}, [0, 1], id="P07 min-p"),
+        pytest.param([-2, -1, -3], {"min_p": 0.3}, [0, 1], id="P07 min-p on negative logits"),
+        pytest.param(np.log([0.4, 0.3, 0.2, 0.1]), {"top_k": 2, "top_p": 0.5}, [0], id="P08 top-p of the top-k"),
+        pytest.param([0, 1, 2, 3], {"top_k": 0}, [0, 1, 2, 3], id="P09 top_k 0 is off"),
+        pytest.param([0, 1, 2, 3], {"top_k": -1}, [0, 1, 2, 3], id="P09 top_k -1 is off"),
+        pytest.param([0, 1, 2, 3, 4], {"top_k": 6}, [0, 1, 2, 3, 4], id="P10 top_k beyond the vocabulary"),
+        pytest.param([0, 1, 2, 3, 4], {"top_k": 100_000}, [0, 1, 2, 3, 4], id="P10 huge top_k"),
+        pytest.param([0] * 8, {"top_p": 0.5}, [0, 1, 2, 3], id="an exact half is reached by an exact half"),
+        pytest.param([0, -200, -70], {"min_p": 0.0}, [0, 1, 2], id="P11 min_p 0 is a no-op"),
+        pytest.param([0, -np.inf, -np.inf, 0], {}, [0, 3], id="P26 excluded ids"),
+        pytest.param([2, np.nan, np.inf, 1], {}, [0, 3], id="NaN and inf are out"),
+    ],
+)
+def test_hand_computed_supports(logits, params, support):
+    drawn = draw(logits, SamplingParams(seed=1, **params), width=8)
+    assert drawn.support.to_lists() == [support]
+    assert_invariants(drawn)
+
+
+@pytest.mark.parametrize(
+    ("logits", "params", "expected"),
+    [
+        pytest.param([1, 2, 2, 2, 3], {"top_k": 3}, {1: -1.5514447139, 2: -1.5514447139, 4: -0.5514447139}, id="P01"),
+        pytest.param(
+            [0, 1, 2, 3],
+            {},
+            {0: -3.4401896986, 1: -2.4401896986, 2: -1.4401896986, 3: -0.4401896986},
+            id="P04",
+        ),
+        pytest.param([2, 1, 0], {"min_p": 0.2}, {0: -0.3132616875, 1: -1.3132616875}, id="P07"),
+        pytest.param(
+            [0, 1, 2, 3, 4],
+            {"top_k": 100_000},
+            dict(enumerate([-4.4519143959, -3.4519143959, -2.4519143959, -1.4519143959, -0.4519143959])),
+            id="P10",
+        ),
+        pytest.param(
+            [2, 1, 0],
+            {"temperature": 2.0},
+            dict(enumerate(np.log([0.5064803911, 0.3071958857, 0.1863237232]))),
+            id="P12 the temperature divides once",
+        ),
+        pytest.param([2, 1, 0, -1], {"temperature": 0.5, "top_k": 2}, {0: -0.1269280110, 1: -2.1269280110}, id="P33"),
+    ],
+)
+def test_hand_computed_log_probs(logits, params, expected):
+    count = 400
+    batch = rows.repeated(SamplingParams(seed=0, **params), count, len(logits))
+    drawn = sample(jnp.tile(jnp.asarray(logits, jnp.float32), (count, 1)), batch, step=0, width=8)
+    tokens = np.asarray(drawn.token_ids)
+    # P02: the smallest of these probabilities is 0.011: 400 draws miss it with chance 0.012, and the seeds are fixed.
+    assert set(tokens.tolist()) == set(expected)
+    for token, logprob in zip(tokens, np.asarray(drawn.logprobs), strict=True):
+        assert logprob == pytest.approx(expected[int(token)], abs=tolerances.LOGPROB)
+
+
+def test_a_tiny_temperature_in_half_precision_stays_finite():
+    """P11: scaled logits beyond float16."""
+    with pytest.warns(UserWarning, match="raised to"):
+        params = SamplingParams(temperature=1e-5, seed=3)
+    batch = SamplingBatch.from_params(params, vocab_size=3)
+    drawn = sample(jnp.array([[2.875, 2.955078125, 11.0625]], jnp.float16), batch, step=0, width=3)
+    assert drawn.token_ids.tolist() == [2]
+    assert drawn.logprobs.tolist() == [0.0]
+    assert drawn.support.to_lists() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_logits_are_read_exactly(dtype):
+    rng = np.random.default_rng(11)
+    logits = jnp.asarray(rng.normal(size=(64, 257)) * 4).astype(dtype)
+    grid = rows.filter_grid(257)
+    batch = SamplingBatch.from_params([grid[i] for i in rng.permutation(len(grid))[:64]], vocab_size=257)
+    drawn = sample(logits, batch, step=0, width=8)
+    assert_same_rows(drawn, sample(logits.astype(jnp.float32), batch, step=0, width=8))
+
+
+@functools.cache
+def mixed_rows() -> tuple[np.ndarray, SamplingBatch, Sample]:
+    """64 rows through candidates and bisection, and their result at width 8."""
+    V = 257
+    rng = np.random.default_rng(17)
+    logits = rows.adversarial(rng, 64, V)
+    grid = rows.filter_grid(V)
+    batch = rows.with_seeds(SamplingBatch.from_params([grid[i] for i in rng.permutation(len(grid))[:64]], vocab_size=V))
+    return logits, batch, sample(jnp.asarray(logits), batch, step=5, width=8)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 9])
+def test_a_row_does_not_depend_on_its_batch(size):
+    """P01, P22: bit for bit, alone and in batches of every size, wherever it stands."""
+    logits, batch, together = mixed_rows()
+    for start in range(0, 64, size):
+        index = np.arange(start, start + size) % 64
+        some = sample(jnp.asarray(logits[index]), with_bound_of(batch, index), step=5, width=8)
+        assert_same_rows(some, jax.tree.map(lambda leaf, index=index: leaf[index], together))
+
+
+def with_bound_of(batch: SamplingBatch, index: np.ndarray) -> SamplingBatch:
+    """Rows of a batch that keep packed bits even if none of these rows needs them."""
+    return dataclasses.replace(rows.take(batch, index), support_bound=batch.vocab_size)
+
+
+def test_a_row_does_not_depend_on_its_place():
+    """P22: rows in another order give the same rows in that order."""
+    logits, batch, together = mixed_rows()
+    index = np.random.default_rng(0).permutation(64)
+    shuffled = sample(jnp.asarray(logits[index]), rows.take(batch, index), step=5, width=8)
+    assert_same_rows(shuffled, jax.tree.map(lambda leaf: leaf[index], together))
+
+
+@pytest.mark.parametrize("width", [1, 40, 300])
+def test_the_width_changes_nothing_but_the_cells(width):
+    logits, batch, narrow = mixed_rows()
+    wide = sample(jnp.asarray(logits), batch, step=5, width=width)
+    assert_invariants(wide)
+    np.testing.assert_array_equal(wide.token_ids, narrow.token_ids)
+    assert wide.support.to_lists() == narrow.support.to_lists()
+    np.testing.assert_array_equal(wide.is_valid, narrow.is_valid)
+    valid = np.asarray(narrow.is_valid)
+    assert_close(np.asarray(wide.logprobs)[valid], np.asarray(narrow.logprobs)[valid])
+
+
+def test_rows_sharded_over_devices():
+    """P28, P75: masks present, equal and in order, whichever device a row lives on."""
+    logits, batch, alone = mixed_rows()
+    mesh = Mesh(np.array(jax.devices()[:4]), ("rows",))
+    placed = jax.device_put((jnp.asarray(logits), batch), NamedSharding(mesh, PartitionSpec("rows")))
+    drawn = sample(placed[0], placed[1], step=5, width=8)
+    np.testing.assert_array_equal(drawn.token_ids, alone.token_ids)
+    np.testing.assert_array_equal(drawn.support.packed, alone.support.packed)
+    np.testing.assert_array_equal(drawn.support.token_ids, alone.support.token_ids)
+    valid = np.asarray(alone.is_valid)
+    assert_close(np.asarray(drawn.logprobs)[valid], np.asarray(alone.logprobs)[valid])
+
+
+def test_inside_jit_is_outside_of_jit():
+    logits, batch, eager = mixed_rows()
+    jitted = jax.jit(lambda logits, batch, step: sample(logits, batch, step=step, width=8))
+    assert_same_rows(jitted(jnp.asarray(logits), batch, jnp.int32(5)), eager)
+
+
+def test_an_unseeded_neighbour_changes_nothing():
+    """P22."""
+    logits = np.random.default_rng(4).normal(size=(2, 300)).astype(np.float32)
+    seeded = SamplingParams(seed=42, temperature=0.8, top_k=4)
+    pairs = [draw(logits, [seeded, SamplingParams(top_k=4)], width=8) for _ in range(2)]
+    assert_same_rows(*(jax.tree.map(lambda leaf: leaf[:1], pair) for pair in pairs))
+
+
+def test_each_row_has_its_own_step():
+    logits = jnp.tile(jnp.asarray(np.random.default_rng(1).normal(size=300), jnp.float32), (32, 1))
+    batch = SamplingBatch.from_params([SamplingParams(seed=9, top_k=4)] * 32, vocab_size=300)
+    steps = np.arange(32, dtype=np.int32)
+    together = sample(logits, batch, step=jnp.asarray(steps), width=8)
+    apart = [int(sample(logits, batch, step=int(step), width=8).token_ids[0]) for step in steps]
+    assert together.token_ids.tolist() == apart
+    assert len(set(apart)) > 1
+
+
+def test_padded_head():
+    """P25: columns past the vocabulary never win, also under a bias and with top_k = 8."""
+    padded = [-3.0, -1, -2, -5, -4, 0, 0, 0]
+    expected = [-2.4519143959, -0.4519143959, -1.4519143959, -4.4519143959, -3.4519143959]
+    for params in (SamplingParams(seed=0), SamplingParams(seed=0, top_k=8), SamplingParams(temperature=0.0)):
+        drawn = draw(padded, params, width=8, vocab_size=5)
+        assert drawn.support.to_lists() == [[0, 1, 2, 3, 4]]
+        assert float(drawn.logprobs[0]) == pytest.approx(expected[int(drawn.token_ids[0])], abs=tolerances.LOGPROB)
+    assert int(draw(padded, SamplingParams(temperature=0.0), width=8, vocab_size=5).token_ids[0]) == 1
+    biased = draw(padded, SamplingParams(temperature=0.0, logit_bias={3: 10.0}), width=8, vocab_size=5)
+    assert biased.token_ids.tolist() == [3]
+    wide = np.random.default_rng(2).normal(size=(64, 300)).astype(np.float32)
+    wide[:, 257:] = 50
+    _, batch, _ = mixed_rows()
+    assert_same_rows(
+        sample(jnp.asarray(wide), batch, step=0, width=8), sample(jnp.asarray(wide[:, :257]), batch, step=0, width=8)
+    )
+
+
+@pytest.mark.parametrize("width", [2, 8])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_row_with_nothing_to_draw_is_flagged_and_leaves_its_neighbours_alone(width, bad):
+    """P24."""
+    logits = np.random.default_rng(3).normal(size=(3, 50)).astype(np.float32)
+    params = [SamplingParams(seed=seed, top_p=0.9) for seed in range(3)]
+    whole = draw(logits, params, width=width)
+    logits[1] = bad
+    broken = draw(logits, params, width=width)
+    assert broken.is_valid.tolist() == [True, False, True]
+    assert_invariants(broken)
+    assert broken.support.to_lists()[1] == []
+    neighbours = np.array([0, 2])
+    assert_same_rows(*(jax.tree.map(lambda leaf: leaf[neighbours], drawn) for drawn in (whole, broken)))
+
+
+def test_opted_out_rows_come_back_without_support():
+    logits, batch, kept = mixed_rows()
+    stays = np.arange(64) % 3 > 0
+    dropped = sample(
+        jnp.asarray(logits), dataclasses.replace(batch, returns_support=jnp.asarray(stays)), step=5, width=8
+    )
+    np.testing.assert_array_equal(dropped.token_ids, kept.token_ids)
+    np.testing.assert_array_equal(dropped.logprobs, kept.logprobs)
+    np.testing.assert_array_equal(dropped.is_valid, kept.is_valid)
+    expected = [ids if stay else [] for ids, stay in zip(kept.support.to_lists(), stays, strict=True)]
+    assert dropped.support.to_lists() == expected
+    np.testing.assert_array_equal(popcount(dropped.support.packed), list(map(len, expected)))
+    # A row that left does not ask for bits, however wide its support.
+    params = [SamplingParams(top_k=3), SamplingParams(return_sampling_mask=False)]
+    narrow = draw(np.zeros((2, 50)), params, width=8).support
+    assert narrow.packed is None
+    assert narrow.to_lists() == [[0, 1, 2], []]
+
+
+def test_packed_bits_are_there_whenever_a_support_may_exceed_the_width():
+    def has_bits(top_k, width, *, is_jitted=False, **options):
+        batch = SamplingBatch.from_params([SamplingParams(seed=1, top_k=k) for k in top_k], vocab_size=60, **options)
+        answers = []
+
+        def run(logits, settings):
+            drawn = sample(logits, settings if is_jitted else batch, step=0, width=width)
+            answers.append(drawn.support.packed is not None)
+
+        # Traced, never compiled: arguments are tracers, what is closed over keeps its values.
+        jax.eval_shape(run, jnp.zeros((2, 60)), batch)
+        return answers[0]
+
+    assert not has_bits((8, 3), 8)
+    assert has_bits((9, 3), 8)
+    assert has_bits((0, 3), 8)
+    assert has_bits((0, 3), 59)
+    assert not has_bits((0, 3), 60)
+    # Inside jit the values of top_k are unknown: only a promise saves the bits.
+    assert has_bits((8, 3), 8, is_jitted=True)
+    assert not has_bits((8, 3), 8, is_jitted=True, support_bound=8)
+    assert has_bits((8, 3), 7, is_jitted=True, support_bound=8)
+
+
+def test_without_bits_a_support_is_the_same():
+    """P01 at batch 64: the compact form alone, as engines that bound top_k use it."""
+    logits, batch, _ = mixed_rows()
+    bounded = dataclasses.replace(batch, top_k=jnp.minimum(batch.top_k, 8))
+    with_bits = sample(jnp.asarray(logits), dataclasses.replace(bounded, support_bound=257), step=5, width=8)
+    without = sample(jnp.asarray(logits), bounded, step=5, width=8)
+    assert without.support.packed is None
+    assert_invariants(without)
+    assert without.support.to_lists() == with_bits.support.to_lists()
+    np.testing.assert_array_equal(without.token_ids, with_bits.token_ids)
+
+
+def test_a_support_wider_than_its_cells_is_whole_in_the_bits():
+    """P29."""
+    drawn = draw(np.zeros(5000), SamplingParams(seed=2), width=64)
+    assert drawn.support.counts.tolist() == [5000]
+    assert popcount(drawn.support.packed).tolist() == [5000]
+    assert drawn.support.to_lists() == [list(range(5000))]
+    assert float(drawn.logprobs[0]) == pytest.approx(-8.5171931914, abs=tolerances.LOGPROB)
+
+
+RAW, PROCESSED = (
+    {"raw_logits": 1.0, "raw_logprobs": -1.4401896986},
+    {
+        "processed_logits": 2.0,
+        "processed_logprobs": -2.1269280110,
+    },
+)
+
+
+@pytest.mark.parametrize(("mode", "expected"), [*RAW.items(), *PROCESSED.items()])
+def test_the_four_log_prob_modes(mode, expected):
+    """P33, then rows with a bias against the oracle."""
+    batch = rows.repeated(SamplingParams(temperature=0.5, top_k=2), 64, 4)
+    drawn = sample(jnp.tile(jnp.array([2.0, 1, 0, -1]), (64, 1)), batch, step=0, width=4, logprobs_mode=mode)
+    is_one = np.asarray(drawn.token_ids) == 1
+    assert is_one.any()
+    np.testing.assert_allclose(np.asarray(drawn.logprobs)[is_one], expected, atol=tolerances.LOGPROB)
+
+    logits = rows.adversarial(np.random.default_rng(6), 64, 4)
+    logits = np.where(np.abs(logits) > 1e4, 0, logits)
+    params = [
+        SamplingParams(temperature=t, top_p=0.9, logit_bias={1: 1.5}, seed=i) for i, t in enumerate([0.0, 0.5] * 32)
+    ]
+    drawn, default = draw(logits, params, width=4, logprobs_mode=mode), draw(logits, params, width=4)
+    np.testing.assert_array_equal(drawn.token_ids, default.token_ids)
+    assert drawn.support.to_lists() == default.support.to_lists()
+    for row, (token, value, is_valid) in enumerate(zip(drawn.token_ids, drawn.logprobs, drawn.is_valid, strict=True)):
+        if is_valid:
+            edited = oracle.edit(logits[row], params[row])
+            keep = np.asarray(drawn.support.to_mask())[row]
+            right = oracle.reported(mode, logits[row], edited, keep, params[row])[int(token)]
+            assert float(value) == pytest.approx(right, abs=tolerances.LOGPROB, rel=tolerances.LOGPROB)
+        else:
+            assert np.isneginf(value)
+
+
+@pytest.mark.parametrize("width", [8, 4])
+def test_all_edits_and_filters_in_order(width):
+    """P27."""
+    params = SamplingParams(
+        logit_bias={3: 2.2},
+        repetition_penalty=1.3,
+        frequency_penalty=0.2,
+        presence_penalty=0.1,
+        temperature=0.7,
+        min_p=0.05,
+        top_k=4,
+        top_p=0.83,
+        seed=0,
+    )
+    batch = rows.repeated(params, 64, 6)
+    history = History.from_lists([[0]] * 64, [[3, 5]] * 64, batch)
+    logits = jnp.tile(jnp.array([2, 1, 0.5, 0, -1, 1.6], jnp.float32), (64, 1))
+    drawn = sample(logits, batch, step=2, history=history, width=width)
+    assert drawn.support.to_lists() == [[0, 1, 3]] * 64
+    expected = {0: -0.8219510563, 1: -1.5911818255, 3: -1.0307422651}
+    assert set(drawn.token_ids.tolist()) == set(expected)
+    for token, logprob in zip(drawn.token_ids.tolist(), drawn.logprobs.tolist(), strict=True):
+        assert logprob == pytest.approx(expected[token], abs=tolerances.LOGPROB)
+
+
+def chi_square(tokens: np.ndarray, probabilities: np.ndarray) -> float:
+    """p-value of drawn ids against exact probabilities; 0 where an impossible id was drawn."""
+    observed = np.bincount(tokens, minlength=len(probabilities))
+    if observed[probabilities == 0].any():
+        return 0.0
+    expected = probabilities * len(tokens)
+    small = expected < 5
+    observed = np.append(observed[~small], observed[small].sum())
+    expected = np.append(expected[~small], expected[small].sum())
+    observed, expected = observed[expected > 0], expected[expected > 0]
+    return float(stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), max(len(expected) - 1, 1)))
+
+
+NUM_DRAWS = 20_000
+LADDER = tuple(np.linspace(2, -3, 12))
+DRAWS = [
+    {},
+    {"temperature": 0.5},
+    {"temperature": 2.0},
+    {"min_p": 0.1},
+    {"top_k": 5},
+    {"top_p": 0.8},
+    {"top_k": 7, "top_p": 0.9},
+    {"temperature": 1.7, "min_p": 0.05, "top_k": 9, "top_p": 0.95},
+    {"logit_bias": {11: 6.0, 0: -2.0}},
+    {"temperature": 0.3, "top_k": 3},
+]
+
+
+def test_draws_follow_the_exact_probabilities():
+    """Chi-square of 10 settings, 20,000 seeds each, at a false-alarm rate of 1e-6 together."""
+    requests = [SamplingParams(seed=0, **settings) for settings in DRAWS]
+    index = np.repeat(np.arange(len(DRAWS)), NUM_DRAWS)
+    batch = rows.with_seeds(rows.take(SamplingBatch.from_params(requests, vocab_size=12), index))
+    logits = np.array(LADDER, np.float32)
+    drawn = sample(jnp.tile(jnp.asarray(logits), (len(index), 1)), batch, step=0, width=12)
+    tokens = np.asarray(drawn.token_ids).reshape(len(DRAWS), NUM_DRAWS)
+    edited = np.stack([oracle.edit(logits, request) for request in requests])
+    truth = oracle.truth(edited, requests)
+    assert truth.is_exact.all()
+    probabilities = np.exp(oracle.log_probs(truth.z, truth.keep()))
+    for row, setting in enumerate(DRAWS):
+        assert chi_square(tokens[row], probabilities[row]) > tolerances.FALSE_ALARM / len(DRAWS), setting
+    # The test has teeth: a temperature 10 % off would be seen.
+    wrong = np.exp(oracle.log_probs(truth.z[:1] / 1.1, truth.keep()[:1]))[0]
+    assert chi_square(tokens[0], wrong) < tolerances.FALSE_ALARM
+
+
+@pytest.mark.parametrize(
+    ("width", "settings"),
+    [
+        pytest.param(8, {"top_k": 5}, id="candidates"),
+        pytest.param(8, {"top_p": 0.7}, id="bisection"),
+        pytest.param(150, {"top_p": 0.7}, id="all columns"),
+    ],
+)
+def test_draws_on_each_path(width, settings):
+    num_draws = 4000
+    logits = (3 * np.random.default_rng(12).normal(size=320)).astype(np.float32)
+    request = SamplingParams(seed=0, **settings)
+    batch = rows.repeated(request, num_draws, 320, first_seed=10**6)
+    drawn = sample(jnp.tile(jnp.asarray(logits), (num_draws, 1)), batch, step=7, width=width)
+    truth = oracle.truth(logits[None], [request])
+    probabilities = np.exp(oracle.log_probs(truth.z, truth.keep()))[0]
+    assert chi_square(np.asarray(drawn.token_ids), probabilities) > tolerances.FALSE_ALARM
+
+
+def test_successive_positions_of_one_seed_are_independent_draws():
+    logits = jnp.tile(jnp.asarray(LADDER, jnp.float32), (NUM_DRAWS, 1))
+    one = rows.take(SamplingBatch.from_params(SamplingParams(seed=123), vocab_size=12), np.zeros(NUM_DRAWS, np.int32))
+    tokens = np.asarray(sample(logits, one, step=jnp.arange(NUM_DRAWS, dtype=jnp.int32), width=12).token_ids)
+    p = np.exp(oracle.log_probs(np.array(LADDER)))
+    assert chi_square(tokens, p) > tolerances.FALSE_ALARM
+    # Pairs of neighbours: a position that leaked into the next would show in the joint counts.
+    pairs = tokens[:-1:2] * 12 + tokens[1::2]
+    assert chi_square(pairs, np.outer(p, p).reshape(-1)) > tolerances.FALSE_ALARM
+
+
+def test_a_large_bias_does_not_swallow_the_noise():
+    """P86: equal logits are drawn equally often whatever is added to all of them."""
+    request = SamplingParams(seed=0, logit_bias=dict.fromkeys(range(6), 1e9))
+    batch = rows.repeated(request, NUM_DRAWS, 8)
+    drawn = sample(jnp.zeros((NUM_DRAWS, 8)), batch, step=0, width=8)
+    assert chi_square(np.asarray(drawn.token_ids), np.array([1 / 6] * 6 + [0, 0])) > tolerances.FALSE_ALARM
+
+
+def test_improbable_ids_are_never_drawn():
+    """P26: an id of probability exp(-1e5), and ids outside a support, in 20,000 draws each."""
+    certain = np.full(300, -1e5, np.float32)
+    certain[0] = 1
+    batch = rows.repeated(SamplingParams(seed=0), NUM_DRAWS, 300)
+    drawn = sample(jnp.tile(jnp.asarray(certain), (NUM_DRAWS, 1)), batch, step=0, width=134)
+    assert not np.asarray(drawn.token_ids).any()
+
+
+class CompileCounter(logging.Handler):
+    """Counts the programs JAX compiles."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def emit(self, record):
+        self.count += record.getMessage().startswith("Compiling ")
+
+
+@pytest.fixture
+def compiles():
+    handler, logger = CompileCounter(), logging.getLogger("jax")
+    logger.addHandler(handler)
+    with jax.log_compiles():
+        yield handler
+    logger.removeHandler(handler)
+
+
+def test_settings_that_change_never_recompile(compiles):
+    """P72: 50 steps of other values, rows and histories run one program; another shape is seen as a compilation."""
+    rng = np.random.default_rng(0)
+
+    def step(index, vocab_size=300):
+        params = [
+            SamplingParams(
+                temperature=float(rng.uniform(0.1, 2)),
+                top_k=int(rng.integers(9, 200)),
+                top_p=float(rng.uniform(0.1, 0.99)),
+                min_p=float(rng.uniform(0, 0.5)),
+                repetition_penalty=float(rng.uniform(0.5, 1.5)),
+                frequency_penalty=float(rng.uniform(0.1, 2)),
+                presence_penalty=float(rng.uniform(0.1, 2)),
+                logit_bias={int(i): 1.0 for i in rng.integers(0, 300, 2)} | {7: 2.0},
+                bad_words=[[1, 2], [int(rng.integers(0, 300))]],
+                min_tokens=3,
+                stop_token_ids=[4, int(rng.integers(5, 300))],
+            )
+            for _ in range(4)
+        ]
+        batch = SamplingBatch.from_params(params, vocab_size=vocab_size)
+        history = History.from_lists([[1, 2, int(rng.integers(0, 300))]] * 4, [[3]] * 4, batch)
+        logits = jnp.asarray(rng.normal(size=(4, vocab_size)).astype(np.float32))
+        return sample(logits, batch, step=index, history=history, width=8)
+
+    step(0)
+    step(1)
+    warm = compiles.count
+    assert warm > 0
+    for index in range(2, 52):
+        step(index)
+    assert compiles.count == warm
+    step(0, vocab_size=301)
+    assert compiles.count > warm
+
+
+def test_errors_name_what_was_wrong():
+    batch = SamplingBatch.from_params(SamplingParams(), vocab_size=8)
+    row = jnp.zeros((1, 8))
+    with pytest.raises(ValueError, match=r"logprobs_mode must be one of raw_logits, .*, got 'raw'"):
+        sample(row, batch, step=0, width=4, logprobs_mode="raw")
+    with pytest.raises(ValueError, match=r"logits must be \[1, at least 8\] to fit the batch, got \(1, 7\)"):
+        sample(row[:, :7], batch, step=0, width=4)
+    with pytest.raises(ValueError, match=r"logits must be \[1, at least 8\] to fit the batch, got \(2, 8\)"):
+        sample(jnp.zeros((2, 8)), batch, step=0, width=4)
+    with pytest.raises(ValueError, match="width must be at least 1, got 0"):
+        sample(row, batch, step=0, width=0)
+    penalized = SamplingBatch.from_params(SamplingParams(presence_penalty=1.0), vocab_size=8)
+    with pytest.raises(ValueError, match="history is None"):
+        sample(row, penalized, step=0, width=4)
