@@ -63,8 +63,8 @@ def masked_log_probs(
         kept, columns = support.cells(), _safe_ids(support)
         kept_logits = jnp.take_along_axis(logits, columns, axis=-1)
     else:
-        kept, columns = support.to_mask(), jnp.arange(support.vocab_size, dtype=jnp.int32)
-        kept_logits = logits[..., : support.vocab_size]
+        kept, kept_logits = support.to_mask(), logits[..., : support.vocab_size]
+        columns = jax.lax.broadcasted_iota(jnp.int32, kept.shape, kept.ndim - 1)
     return _scores(kept_logits, kept, columns == token_ids[..., None], temperature).logprobs
 
 
@@ -165,9 +165,10 @@ def _scores(
     """Scores over the kept columns; the others are replaced before any arithmetic, so NaN there is harmless."""
     divisor = jnp.asarray(temperature, jnp.float32)
     divisor = divisor[..., None] if divisor.ndim else divisor
-    z = jnp.where(kept, logits, 0.0).astype(jnp.float32) / divisor
-    top = jax.lax.stop_gradient(jnp.where(kept, z, -jnp.inf).max(axis=-1, keepdims=True))
-    shifted = z - jnp.where(jnp.isfinite(top), top, 0.0)
+    x = jnp.where(kept, logits, 0.0).astype(jnp.float32)
+    top = jax.lax.stop_gradient(jnp.where(kept, x, -jnp.inf).max(axis=-1, keepdims=True))
+    # The maximum leaves before the division, as in the sampler, so the likeliest token is at exactly 0.
+    shifted = (x - jnp.where(jnp.isfinite(top), top, 0.0)) / divisor
     weights = jnp.where(kept, jnp.exp(jnp.where(kept, shifted, 0.0)), 0.0)
     mass = weights.sum(axis=-1)
     log_mass = jnp.log(jnp.where(mass > 0, mass, 1.0))

@@ -1,0 +1,445 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+import tolerances
+
+from jaxmask import Support, full_scores, masked_log_probs, support_log_probs, support_scores
+
+D, V = 5, 19
+
+
+@functools.cache
+def case(num_rows=24, seed=0):
+    """Hidden states, head, supports of every size with a token in each, temperatures."""
+    rng = np.random.default_rng(seed)
+    hidden, head = rng.normal(size=(num_rows, D)), rng.normal(size=(V, D))
+    lists = [np.sort(rng.permutation(V)[: 1 + row % V]).tolist() for row in range(num_rows)]
+    token_ids = np.array([rng.choice(ids) for ids in lists], np.int32)
+    temperatures = rng.uniform(0.3, 2, num_rows)
+    return hidden, head, lists, token_ids, temperatures
+
+
+def f32(x) -> jax.Array:
+    return jnp.asarray(np.asarray(x, np.float32))
+
+
+def keep_of(lists) -> np.ndarray:
+    keep = np.zeros((len(lists), V), bool)
+    for row, ids in zip(keep, lists, strict=True):
+        row[ids] = True
+    return keep
+
+
+def make_support(lists, form) -> Support:
+    """The same supports in cells alone, or in too few cells with bits beside them."""
+    return Support.from_lists(lists, V) if form == "compact" else Support.from_lists(lists, V, width=3)
+
+
+FORMS = pytest.mark.parametrize("form", ["compact", "packed"])
+
+
+def right_gradients(hidden, head, keep, token_ids, temperature, weights):
+    """Of sum_n w_n log p_n: d z_v = w (1[v = a] - p_v) / T on the support and 0 elsewhere; float64."""
+    logits = hidden @ head.T
+    p = np.exp(oracle.log_probs(logits, keep, temperature))
+    one_hot = np.arange(V)[None, :] == token_ids[:, None]
+    d_logits = np.where(keep, weights[:, None] * (one_hot - p) / temperature[:, None], 0)
+    return d_logits, d_logits @ head, d_logits.T @ hidden
+
+
+def assert_gradient(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerances.GRADIENT * max(1.0, np.abs(expected).max()))
+
+
+@FORMS
+def test_values_are_the_oracles(form):
+    hidden, head, lists, token_ids, temperatures = case()
+    support, keep = make_support(lists, form), keep_of(lists)
+    logits = hidden @ head.T
+    expected = np.take_along_axis(oracle.log_probs(logits, keep, temperatures), token_ids[:, None], axis=1)[:, 0]
+    arguments = (support, jnp.asarray(token_ids))
+    scores = support_scores(f32(hidden), f32(head), *arguments, temperature=f32(temperatures))
+    np.testing.assert_allclose(scores.logprobs, expected, atol=tolerances.LOGPROB)
+    np.testing.assert_allclose(scores.entropy, oracle.entropy(logits, keep, temperatures), atol=tolerances.LOGPROB)
+    alone = support_log_probs(f32(hidden), f32(head), *arguments, temperature=f32(temperatures))
+    np.testing.assert_array_equal(alone, scores.logprobs)
+    masked = masked_log_probs(f32(logits), *arguments, temperature=f32(temperatures))
+    np.testing.assert_allclose(masked, expected, atol=tolerances.LOGPROB)
+
+
+def test_full_scores_are_the_oracles():
+    hidden, head, _, token_ids, temperatures = case(200, 1)
+    logits = hidden @ head.T
+    scores = full_scores(f32(hidden), f32(head), jnp.asarray(token_ids), temperature=f32(temperatures))
+    lp = oracle.log_probs(logits, temperature=temperatures)
+    np.testing.assert_allclose(
+        scores.logprobs, np.take_along_axis(lp, token_ids[:, None], axis=1)[:, 0], atol=tolerances.LOGPROB
+    )
+    everything = np.ones_like(logits, bool)
+    np.testing.assert_allclose(
+        scores.entropy, oracle.entropy(logits, everything, temperatures), atol=tolerances.LOGPROB
+    )
+
+
+@FORMS
+def test_gradients_are_the_closed_form(form):
+    hidden, head, lists, token_ids, temperatures = case()
+    support, keep = make_support(lists, form), keep_of(lists)
+    weights = np.random.default_rng(3).normal(size=len(lists))
+    right = right_gradients(hidden, head, keep, token_ids, temperatures, weights)
+
+    def from_hidden(hidden, head):
+        lp = support_log_probs(hidden, head, support, jnp.asarray(token_ids), temperature=f32(temperatures))
+        return (f32(weights) * lp).sum()
+
+    def from_logits(logits):
+        lp = masked_log_probs(logits, support, jnp.asarray(token_ids), temperature=f32(temperatures))
+        return (f32(weights) * lp).sum()
+
+    d_hidden, d_head = jax.grad(from_hidden, argnums=(0, 1))(f32(hidden), f32(head))
+    d_logits = jax.grad(from_logits)(f32(hidden @ head.T))
+    assert_gradient(d_logits, right[0])
+    assert_gradient(d_hidden, right[1])
+    assert_gradient(d_head, right[2])
+    assert not np.asarray(d_logits)[~keep].any()
+
+
+def test_gradients_are_finite_differences():
+    """The closed form above, checked once against differences of the float64 oracle."""
+    hidden, head, lists, token_ids, temperatures = case()
+    keep, weights = keep_of(lists), np.random.default_rng(3).normal(size=len(lists))
+
+    def objective(hidden, head):
+        lp = oracle.log_probs(hidden @ head.T, keep, temperatures)
+        return (weights * np.take_along_axis(lp, token_ids[:, None], axis=1)[:, 0]).sum()
+
+    _, d_hidden, d_head = right_gradients(hidden, head, keep, token_ids, temperatures, weights)
+    rng = np.random.default_rng(4)
+    for _ in range(10):
+        to_hidden, to_head, step = rng.normal(size=hidden.shape), rng.normal(size=head.shape), 1e-6
+        ahead = objective(hidden + step * to_hidden, head + step * to_head)
+        behind = objective(hidden - step * to_hidden, head - step * to_head)
+        expected = (d_hidden * to_hidden).sum() + (d_head * to_head).sum()
+        assert (ahead - behind) / (2 * step) == pytest.approx(expected, rel=1e-6)
+
+
+@FORMS
+def test_gradient_of_the_entropy(form):
+    """d H / d z_v = -p_v (log p_v + H) / T on the support."""
+    hidden, head, lists, token_ids, temperatures = case()
+    support, keep = make_support(lists, form), keep_of(lists)
+    lp = oracle.log_probs(hidden @ head.T, keep, temperatures)
+    entropy = oracle.entropy(hidden @ head.T, keep, temperatures)[:, None]
+    finite_lp = np.where(keep, lp, 0)
+    d_logits = np.where(keep, -np.exp(lp) * (finite_lp + entropy) / temperatures[:, None], 0)
+
+    def total(hidden):
+        return support_scores(
+            hidden, f32(head), support, jnp.asarray(token_ids), temperature=f32(temperatures)
+        ).entropy.sum()
+
+    assert_gradient(jax.grad(total)(f32(hidden)), d_logits @ head)
+
+
+@FORMS
+def test_head_rows_outside_every_support_get_exactly_no_gradient(form):
+    hidden, head, *_ = case()
+    lists, token_ids = [[1, 4, 6, 7], [4], [6, 8]], jnp.array([6, 4, 8], jnp.int32)
+    support = make_support(lists, form)
+    padded = np.concatenate([head, np.full((3, D), 7.0)])
+
+    def total(head):
+        return support_log_probs(f32(hidden[:3]), head, support, token_ids).sum()
+
+    d_head = np.asarray(jax.grad(total)(f32(padded)))
+    kept = [1, 4, 6, 7, 8]
+    assert not np.delete(d_head, kept, axis=0).any()
+    assert d_head[kept].any(axis=1).all()
+    # Padding of the head changes nothing else.
+    np.testing.assert_array_equal(total(f32(padded)), total(f32(head)))
+
+
+@FORMS
+def test_a_support_of_one_has_log_probability_0_and_no_gradient(form):
+    hidden, head, *_ = case()
+    lists = [[3], [18], [0, 1, 2, 5, 6]]
+    support, token_ids = make_support(lists, form), jnp.array([3, 18, 5], jnp.int32)
+
+    def log_probs(hidden):
+        return support_log_probs(hidden, f32(head), support, token_ids, temperature=0.7)
+
+    values, pullback = jax.vjp(log_probs, f32(hidden[:3]))
+    assert values[:2].tolist() == [0.0, 0.0]
+    (d_hidden,) = pullback(jnp.ones(3))
+    assert not np.asarray(d_hidden)[:2].any()
+    assert np.asarray(d_hidden)[2].all()
+
+
+@FORMS
+def test_nothing_outside_the_support_matters(form):
+    """P73: NaN, infinities and huge logits there change no value and no gradient, bit for bit."""
+    hidden, head, lists, token_ids, temperatures = case()
+    support, keep = make_support(lists, form), keep_of(lists)
+    clean = np.asarray(hidden @ head.T, np.float32)
+
+    def run(logits):
+        def log_probs(x):
+            return masked_log_probs(x, support, jnp.asarray(token_ids), temperature=f32(temperatures))
+
+        values, pullback = jax.vjp(log_probs, jnp.asarray(logits))
+        return values, pullback(jnp.ones(len(lists)))[0]
+
+    values, gradient = run(clean)
+    for junk in (np.nan, np.inf, -np.inf, 3e38, 100.0):
+        other_values, other_gradient = run(np.where(keep, clean, np.float32(junk)))
+        np.testing.assert_array_equal(other_values, values)
+        np.testing.assert_array_equal(other_gradient, gradient)
+    assert np.isfinite(gradient).all()
+
+
+@FORMS
+def test_a_token_outside_its_support(form):
+    hidden, head, *_ = case()
+    lists = [[1, 4, 6, 7], [4], [6, 8]]
+    support, token_ids = make_support(lists, form), jnp.array([5, 0, 8], jnp.int32)
+
+    def log_probs(hidden, head):
+        return support_log_probs(hidden, head, support, token_ids)
+
+    values, pullback = jax.vjp(log_probs, f32(hidden[:3]), f32(head))
+    assert np.isneginf(values[:2]).all()
+    assert np.isfinite(values[2])
+    d_hidden, d_head = pullback(jnp.ones(3))
+    assert not np.asarray(d_hidden)[:2].any()
+    assert not np.asarray(d_head)[[1, 4, 7, 5, 0]].any()
+    assert np.asarray(d_hidden)[2].any()
+    masked = masked_log_probs(f32(hidden[:3] @ head.T), support, token_ids)
+    np.testing.assert_array_equal(np.isneginf(masked), [True, True, False])
+
+
+@FORMS
+@pytest.mark.parametrize("token_id", [-1, V, V + 1])
+def test_ids_that_no_token_has_lie_outside(form, token_id):
+    hidden, head, lists, *_ = case(3)
+    ids = jnp.full(3, token_id, jnp.int32)
+    assert np.isneginf(support_log_probs(f32(hidden), f32(head), make_support(lists, form), ids)).all()
+
+
+@FORMS
+def test_empty_supports_have_finite_gradients(form):
+    """Padding: no value to speak of, and nothing that could spoil a sum with weight 0."""
+    hidden, head, *_ = case()
+    lists = [[], [1, 4, 6, 7], []]
+    support, token_ids = make_support(lists, form), jnp.array([0, 4, 9], jnp.int32)
+
+    def total(hidden, head):
+        scores = support_scores(hidden, head, support, token_ids)
+        return jnp.where(jnp.array([False, True, False]), scores.logprobs, 0).sum() + scores.entropy.sum()
+
+    d_hidden, d_head = jax.grad(total, argnums=(0, 1))(f32(hidden[:3]), f32(head))
+    assert np.isfinite(d_hidden).all()
+    assert np.isfinite(d_head).all()
+    assert not np.asarray(d_hidden)[[0, 2]].any()
+    assert not np.asarray(d_head)[[0, 9]].any()
+    assert support_scores(f32(hidden[:3]), f32(head), support, token_ids).entropy[jnp.array([0, 2])].tolist() == [0, 0]
+
+
+def test_packed_is_compact():
+    hidden, head, lists, token_ids, temperatures = case()
+
+    def run(form):
+        def log_probs(hidden, head):
+            support = make_support(lists, form)
+            return support_log_probs(hidden, head, support, jnp.asarray(token_ids), temperature=f32(temperatures))
+
+        values, pullback = jax.vjp(log_probs, f32(hidden), f32(head))
+        return values, *pullback(jnp.ones(len(lists)))
+
+    for one, other in zip(run("compact"), run("packed"), strict=True):
+        assert_gradient(one, other)
+
+
+@FORMS
+def test_one_temperature_or_one_per_row(form):
+    hidden, head, lists, token_ids, _ = case()
+    support, ids = make_support(lists, form), jnp.asarray(token_ids)
+    one = support_log_probs(f32(hidden), f32(head), support, ids, temperature=0.6)
+    each = support_log_probs(f32(hidden), f32(head), support, ids, temperature=jnp.full(len(lists), 0.6))
+    np.testing.assert_array_equal(one, each)
+    default = support_log_probs(f32(hidden), f32(head), support, ids)
+    assert (np.asarray(default) != np.asarray(one))[np.array([len(row) > 1 for row in lists])].all()
+
+
+@FORMS
+def test_leading_axes(form):
+    hidden, head, lists, token_ids, temperatures = case()
+    flat = support_log_probs(
+        f32(hidden), f32(head), make_support(lists, form), jnp.asarray(token_ids), temperature=f32(temperatures)
+    )
+    grid = support_log_probs(
+        f32(hidden).reshape(4, 6, D),
+        f32(head),
+        make_support(lists, form).reshape(4, 6),
+        jnp.asarray(token_ids).reshape(4, 6),
+        temperature=f32(temperatures).reshape(4, 6),
+    )
+    np.testing.assert_allclose(np.asarray(grid).reshape(-1), flat, atol=tolerances.LOGPROB)
+
+
+@FORMS
+def test_jit_is_no_jit(form):
+    hidden, head, lists, token_ids, temperatures = case()
+    arguments = (f32(hidden), f32(head), make_support(lists, form), jnp.asarray(token_ids))
+    run = functools.partial(support_scores, temperature=f32(temperatures))
+    eager, jitted = run(*arguments), jax.jit(run)(*arguments)
+    np.testing.assert_allclose(jitted.logprobs, eager.logprobs, atol=tolerances.LOGPROB)
+    np.testing.assert_allclose(jitted.entropy, eager.entropy, atol=tolerances.LOGPROB)
+
+
+@FORMS
+def test_bfloat16_inputs_accumulate_in_float32(form):
+    hidden, head, lists, token_ids, temperatures = case()
+    low = [jnp.asarray(x).astype(jnp.bfloat16) for x in (hidden.astype(np.float32), head.astype(np.float32))]
+    exact = [np.asarray(x.astype(jnp.float32), np.float64) for x in low]
+    support, keep = make_support(lists, form), keep_of(lists)
+    weights = np.ones(len(lists))
+
+    def log_probs(hidden, head):
+        return support_log_probs(hidden, head, support, jnp.asarray(token_ids), temperature=f32(temperatures))
+
+    values, pullback = jax.vjp(log_probs, *low)
+    assert values.dtype == jnp.float32
+    lp = oracle.log_probs(exact[0] @ exact[1].T, keep, temperatures)
+    expected = np.take_along_axis(lp, token_ids[:, None], axis=1)[:, 0]
+    np.testing.assert_allclose(values, expected, atol=tolerances.LOGPROB)
+    _, d_hidden, d_head = right_gradients(*exact, keep, token_ids, temperatures, weights)
+    for actual, right in zip(pullback(jnp.ones(len(lists))), (d_hidden, d_head), strict=True):
+        assert actual.dtype == jnp.bfloat16
+        error = np.abs(np.asarray(actual.astype(jnp.float32)) - right).max()
+        assert error < 4 * tolerances.BFLOAT16_GRADIENT * np.abs(right).max()
+
+
+def test_the_support_is_what_makes_the_ratio():
+    """P31."""
+    old, new = jnp.array([[2.0, 1, 0, -1]]), jnp.array([[1.5, 1.2, 3, 0]])
+    support, token = Support.from_lists([[0, 1]], 4), jnp.array([1], jnp.int32)
+    before, after = masked_log_probs(old, support, token), masked_log_probs(new, support, token)
+    assert float(before[0]) == pytest.approx(-1.3132616875, abs=tolerances.LOGPROB)
+    assert float(after[0]) == pytest.approx(-0.8543552445, abs=tolerances.LOGPROB)
+    assert float(jnp.exp(after - before)[0]) == pytest.approx(1.5823426567, abs=tolerances.LOGPROB)
+    gradient = jax.grad(lambda x: -masked_log_probs(x, support, token).sum())(new)
+    np.testing.assert_allclose(gradient, [[0.5744425168, -0.5744425168, 0, 0]], atol=tolerances.GRADIENT)
+    identity = jnp.eye(4)
+    assert float(support_scores(old, identity, support, token).entropy[0]) == pytest.approx(
+        0.5822031089, abs=tolerances.LOGPROB
+    )
+    full = full_scores(jnp.concatenate([old, new]), identity, jnp.array([1, 1], jnp.int32))
+    assert float(full.entropy[0]) == pytest.approx(0.9475369640, abs=tolerances.LOGPROB)
+    assert float(full.logprobs[1]) == pytest.approx(-2.1634035378, abs=tolerances.LOGPROB)
+
+
+@pytest.mark.parametrize(
+    ("logits", "temperature", "expected"),
+    [
+        pytest.param([1, 0], 0.6, -0.1730079889, id="P34"),
+        pytest.param([1, 0], 1.0, -0.3132616875, id="P34 untempered"),
+        pytest.param([2, 1, 0], 0.5, -0.1429316285, id="P35"),
+    ],
+)
+def test_the_temperature_belongs_on_the_logits(logits, temperature, expected):
+    support = Support.from_lists([range(len(logits))], len(logits))
+    lp = masked_log_probs(f32([logits]), support, jnp.array([0], jnp.int32), temperature=temperature)
+    assert float(lp[0]) == pytest.approx(expected, abs=tolerances.LOGPROB)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "expected"), [(1.0, -0.2689414214), (0.5, -0.2384058440), (2.0, -0.1887703344)]
+)
+def test_the_gradient_holds_the_temperature(temperature, expected):
+    """P51."""
+    support = Support.from_lists([[0, 1]], 2)
+    gradient = jax.grad(
+        lambda x: -masked_log_probs(x, support, jnp.array([0], jnp.int32), temperature=temperature).sum()
+    )(jnp.array([[1.0, 0]]))
+    assert float(gradient[0, 0]) == pytest.approx(expected, abs=tolerances.GRADIENT)
+
+
+def test_a_large_masked_logit():
+    """P73."""
+    support = Support.from_lists([[0, 1]] * 3, 3)
+
+    def log_probs(x):
+        return masked_log_probs(jnp.tile(x, (3, 1)), support, jnp.arange(3, dtype=jnp.int32))
+
+    x = jnp.array([1.0, 1, 100])
+    np.testing.assert_allclose(log_probs(x), [-0.6931471806, -0.6931471806, -np.inf], atol=tolerances.LOGPROB)
+    # P74: forward and reverse mode.
+    for jacobian in (jax.jacrev(log_probs)(x), jax.jacfwd(log_probs)(x)):
+        np.testing.assert_allclose(jacobian, [[0.5, -0.5, 0], [-0.5, 0.5, 0], [0, 0, 0]], atol=tolerances.GRADIENT)
+
+
+def shapes_in(jaxpr) -> set[tuple[int, ...]]:
+    """Shapes of every intermediate value, also inside nested jaxprs."""
+    found = set()
+    for equation in jaxpr.eqns:
+        found |= {variable.aval.shape for variable in equation.outvars if hasattr(variable.aval, "shape")}
+        for parameter in equation.params.values():
+            for inner in parameter if isinstance(parameter, (tuple, list)) else (parameter,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    found |= shapes_in(inner)
+    return found
+
+
+def test_no_array_over_the_vocabulary_is_built():
+    """Neither forward nor backward: only the head's own gradient, [U, D], has the vocabulary in its shape."""
+    U, B, T, W = 1013, 3, 4, 7
+    cells = jnp.tile(jnp.arange(W, dtype=jnp.int32), (B, T, 1))
+    support = Support(cells, jnp.full((B, T), W, jnp.int32), None, U)
+
+    def total(hidden, head, support, scores=support_log_probs):
+        return scores(hidden, head, support, jnp.zeros((B, T), jnp.int32)).sum()
+
+    arguments = (jnp.ones((B, T, D)), jnp.ones((U, D)), support)
+    forward = shapes_in(jax.make_jaxpr(total)(*arguments).jaxpr)
+    assert (B, T, W, D) in forward
+    assert not [shape for shape in forward if U in shape]
+    backward = shapes_in(jax.make_jaxpr(jax.grad(total, argnums=(0, 1)))(*arguments).jaxpr)
+    assert {shape for shape in backward if U in shape} <= {(U, D)}
+
+    # The check has teeth: the route over full logits is seen.
+    def dense(hidden, head, support, token_ids):
+        return masked_log_probs(hidden @ head.T, support, token_ids)
+
+    assert (B, T, U) in shapes_in(jax.make_jaxpr(functools.partial(total, scores=dense))(*arguments).jaxpr)
+
+
+def test_full_scores_keep_to_their_chunks():
+    """1000 rows go through 64 at a time, forward and backward."""
+    U, rows = 1013, 1000
+
+    def total(hidden, head):
+        return full_scores(hidden, head, jnp.zeros(rows, jnp.int32)).logprobs.sum()
+
+    shapes = shapes_in(jax.make_jaxpr(jax.grad(total, argnums=(0, 1)))(jnp.ones((rows, D)), jnp.ones((U, D))).jaxpr)
+    assert (64, U) in shapes
+    assert not [shape for shape in shapes if U in shape and np.prod(shape) > 64 * U and shape != (U, D)]
+
+
+def test_errors_name_what_does_not_fit():
+    support = Support.from_lists([[0], [1]], V)
+    ids = jnp.zeros(2, jnp.int32)
+    with pytest.raises(
+        ValueError, match=r"leading shapes must agree, got \(3,\) for the policy, \(2,\) for the support"
+    ):
+        support_log_probs(jnp.zeros((3, D)), jnp.zeros((V, D)), support, jnp.zeros(3, jnp.int32))
+    with pytest.raises(ValueError, match=r"leading shapes must agree, got \(2, 1\)"):
+        masked_log_probs(jnp.zeros((2, 1, V)), support, jnp.zeros((2, 1), jnp.int32))
+    with pytest.raises(ValueError, match=f"logits have {V - 1} columns, fewer than the support's {V} ids"):
+        masked_log_probs(jnp.zeros((2, V - 1)), support, ids)
+    with pytest.raises(ValueError, match=f"head has {V - 1} rows, fewer than the support's {V} ids"):
+        support_log_probs(jnp.zeros((2, D)), jnp.zeros((V - 1, D)), support, ids)
