@@ -6,9 +6,10 @@ policy on exactly these ids.
 
 from jaxmask.batch import SamplingBatch
 from jaxmask.edits import History
-from jaxmask.generate import Finish, Rollout, generate
+from jaxmask.generate import generate
 from jaxmask.params import SamplingParams, check_sampling_mask
 from jaxmask.policy import Scores, full_scores, masked_log_probs, support_log_probs, support_scores
+from jaxmask.rollout import Finish, Rollout
 from jaxmask.sampling import Sample, sample
 from jaxmask.support import Support
 

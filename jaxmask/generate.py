@@ -6,7 +6,6 @@ Knows nothing of text: token ids in, token ids and supports out.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,17 +17,9 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxmask.batch import SamplingBatch
 from jaxmask.edits import History
 from jaxmask.params import check_logprobs_mode
+from jaxmask.rollout import Finish, Rollout
 from jaxmask.sampling import Sample, needs_bits, sample, with_support_bound
 from jaxmask.support import Support
-
-
-class Finish(enum.IntEnum):
-    """Why a row ended."""
-
-    RUNNING = 0
-    STOP = 1  # drew one of its stop ids, which is its last token
-    LENGTH = 2  # reached its own or the call's limit
-    ERROR = 3  # a row of logits held no finite entry; the tokens before it stand
 
 
 @runtime_checkable
@@ -56,39 +47,6 @@ class Model(Protocol):
     def decode(self, token_ids: Int[Array, " B"], cache: Any) -> tuple[Float[Array, "B V"], Any]:
         """Logits after one more token per row, and the cache with that token in it."""
         ...
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Rollout:
-    """Completions with everything a learner needs; the rows of a prompt's group lie side by side.
-
-    Attributes:
-      prompt_ids: right-padded.
-      prompt_lengths: at least 1.
-      token_ids: generated ids; a stop id is the last one. Cells at or past a row's length hold padding.
-      lengths: generated tokens of each row.
-      logprobs: of each token over its support; 0 in padding.
-      support: what each token was drawn from; empty in padding.
-      finish: a `Finish` code per row.
-      sampling: the settings of each row.
-      group_size: rows per prompt, G; B = P G.
-    """
-
-    prompt_ids: Int[Array, "P S"]
-    prompt_lengths: Int[Array, " P"]
-    token_ids: Int[Array, "B T"]
-    lengths: Int[Array, " B"]
-    logprobs: Float[Array, "B T"]
-    support: Support
-    finish: Int[Array, " B"]
-    sampling: SamplingBatch
-    group_size: int = dataclasses.field(default=1, metadata={"static": True})
-
-    @property
-    def loss_mask(self) -> Bool[Array, "B T"]:
-        """Which cells hold generated tokens; from the lengths, since padding may look like a token."""
-        return jnp.arange(self.token_ids.shape[1], dtype=jnp.int32)[None, :] < self.lengths[:, None]
 
 
 def generate(
