@@ -205,9 +205,9 @@ def everything(rng, vocab_size, num_rows):
 def test_all_edits_together_are_the_oracles():
     rng = np.random.default_rng(1)
     V = 33
-    params, prompts, outputs = everything(rng, V, 200)
-    logits = (rng.integers(-64, 64, (200, V)) / 8).astype(np.float32)
-    logits[rng.random((200, V)) < 0.1] = NO
+    params, prompts, outputs = everything(rng, V, 60)
+    logits = (rng.integers(-64, 64, (60, V)) / 8).astype(np.float32)
+    logits[rng.random((60, V)) < 0.1] = NO
     expected = [
         oracle.edit(row, request, prompt=prompt, output=output, eos=[0, 5])
         for row, request, prompt, output in zip(logits, params, prompts, outputs, strict=True)
@@ -219,9 +219,9 @@ def test_kept_columns_are_edited_like_whole_rows():
     """What the learner replays on kept ids is what the sampler did on the vocabulary."""
     rng = np.random.default_rng(2)
     V = 33
-    params, prompts, outputs = everything(rng, V, 50)
-    logits = rng.normal(size=(50, V)).astype(np.float32)
-    columns = np.stack([rng.permutation(V)[:9] for _ in range(50)]).astype(np.int32)
+    params, prompts, outputs = everything(rng, V, 60)
+    logits = rng.normal(size=(60, V)).astype(np.float32)
+    columns = np.stack([rng.permutation(V)[:9] for _ in range(60)]).astype(np.int32)
     whole = edited(logits, params, prompts, outputs)
     kept = edited(logits, params, prompts, outputs, columns=columns)
     np.testing.assert_array_equal(kept, np.take_along_axis(whole, columns, axis=1))

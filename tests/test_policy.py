@@ -92,10 +92,12 @@ def test_gradients_are_the_closed_form(form):
     weights = np.random.default_rng(3).normal(size=len(lists))
     right = right_gradients(hidden, head, keep, token_ids, temperatures, weights)
 
+    @jax.jit
     def from_hidden(hidden, head):
         lp = support_log_probs(hidden, head, support, jnp.asarray(token_ids), temperature=f32(temperatures))
         return (f32(weights) * lp).sum()
 
+    @jax.jit
     def from_logits(logits):
         lp = masked_log_probs(logits, support, jnp.asarray(token_ids), temperature=f32(temperatures))
         return (f32(weights) * lp).sum()
@@ -137,6 +139,7 @@ def test_gradient_of_the_entropy(form):
     finite_lp = np.where(keep, lp, 0)
     d_logits = np.where(keep, -np.exp(lp) * (finite_lp + entropy) / temperatures[:, None], 0)
 
+    @jax.jit
     def total(hidden):
         return support_scores(
             hidden, f32(head), support, jnp.asarray(token_ids), temperature=f32(temperatures)
@@ -152,6 +155,7 @@ def test_head_rows_outside_every_support_get_exactly_no_gradient(form):
     support = make_support(lists, form)
     padded = np.concatenate([head, np.full((3, D), 7.0)])
 
+    @jax.jit
     def total(head):
         return support_log_probs(f32(hidden[:3]), head, support, token_ids).sum()
 
@@ -169,6 +173,7 @@ def test_a_support_of_one_has_log_probability_0_and_no_gradient(form):
     lists = [[3], [18], [0, 1, 2, 5, 6]]
     support, token_ids = make_support(lists, form), jnp.array([3, 18, 5], jnp.int32)
 
+    @jax.jit
     def log_probs(hidden):
         return support_log_probs(hidden, f32(head), support, token_ids, temperature=0.7)
 
@@ -187,6 +192,7 @@ def test_nothing_outside_the_support_matters(form):
     clean = np.asarray(hidden @ head.T, np.float32)
 
     def run(logits):
+        @jax.jit
         def log_probs(x):
             return masked_log_probs(x, support, jnp.asarray(token_ids), temperature=f32(temperatures))
 
@@ -207,6 +213,7 @@ def test_a_token_outside_its_support(form):
     lists = [[1, 4, 6, 7], [4], [6, 8]]
     support, token_ids = make_support(lists, form), jnp.array([5, 0, 8], jnp.int32)
 
+    @jax.jit
     def log_probs(hidden, head):
         return support_log_probs(hidden, head, support, token_ids)
 
@@ -236,6 +243,7 @@ def test_empty_supports_have_finite_gradients(form):
     lists = [[], [1, 4, 6, 7], []]
     support, token_ids = make_support(lists, form), jnp.array([0, 4, 9], jnp.int32)
 
+    @jax.jit
     def total(hidden, head):
         scores = support_scores(hidden, head, support, token_ids)
         return jnp.where(jnp.array([False, True, False]), scores.logprobs, 0).sum() + scores.entropy.sum()
@@ -252,6 +260,7 @@ def test_packed_is_compact():
     hidden, head, lists, token_ids, temperatures = case()
 
     def run(form):
+        @jax.jit
         def log_probs(hidden, head):
             support = make_support(lists, form)
             return support_log_probs(hidden, head, support, jnp.asarray(token_ids), temperature=f32(temperatures))
@@ -308,6 +317,7 @@ def test_bfloat16_inputs_accumulate_in_float32(form):
     support, keep = make_support(lists, form), keep_of(lists)
     weights = np.ones(len(lists))
 
+    @jax.jit
     def log_probs(hidden, head):
         return support_log_probs(hidden, head, support, jnp.asarray(token_ids), temperature=f32(temperatures))
 
@@ -372,6 +382,7 @@ def test_a_large_masked_logit():
     """P73."""
     support = Support.from_lists([[0, 1]] * 3, 3)
 
+    @jax.jit
     def log_probs(x):
         return masked_log_probs(jnp.tile(x, (3, 1)), support, jnp.arange(3, dtype=jnp.int32))
 
@@ -422,6 +433,7 @@ def test_full_scores_keep_to_their_chunks():
     """1000 rows go through 64 at a time, forward and backward."""
     U, rows = 1013, 1000
 
+    @jax.jit
     def total(hidden, head):
         return full_scores(hidden, head, jnp.zeros(rows, jnp.int32)).logprobs.sum()
 
