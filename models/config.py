@@ -58,6 +58,9 @@ class DecoderConfig:
       qk_norm: queries and keys are normalised per head before rotation (Qwen 3).
       max_length: longest context the weights were trained for, in tokens.
       remat: recompute each layer in the backward pass of teacher forcing instead of storing it.
+      fixed_order: write out the order of the sums that decoding and teacher forcing would otherwise round differently.
+        A learner then meets the sampler's log-probabilities to about an ulp, at the cost of memory in the attention
+        (see `layers.ordered_attention`): for small models.
     """
 
     vocab_size: int
@@ -75,6 +78,7 @@ class DecoderConfig:
     qk_norm: bool = False
     max_length: int = 2048
     remat: bool = False
+    fixed_order: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values no decoder can be built from."""

@@ -12,7 +12,17 @@ from jaxtyping import Array, Bool, Float, Int
 
 from models.cache import KVCache
 from models.config import DecoderConfig
-from models.layers import attention, head_logits, linear, rms_norm, rotary_table, rotate, swiglu, token_attention
+from models.layers import (
+    attention,
+    head_logits,
+    linear,
+    ordered_attention,
+    rms_norm,
+    rotary_table,
+    rotate,
+    swiglu,
+    token_attention,
+)
 
 INIT_STD = 0.02  # GPT-2's, and the hub models' `initializer_range`
 
@@ -45,24 +55,28 @@ class Layer(nnx.Module):
             self.query_norm = _ones(head_dim, dtype)
             self.key_norm = _ones(head_dim, dtype)
 
+    def norm(self, x: Float[Array, "*B N"], scale: nnx.Param) -> Float[Array, "*B N"]:
+        """RMS norm with this decoder's epsilon and order of summation."""
+        return rms_norm(x, scale[...], self.config.norm_eps, self.config.fixed_order)
+
     def project(
         self, hidden: Float[Array, "*B D"], rotary: Rotary
     ) -> tuple[Float[Array, "*B H Hd"], Float[Array, "*B K Hd"], Float[Array, "*B K Hd"]]:
         """Rotated queries and keys, and values, of the normalised residual stream."""
-        x = rms_norm(hidden, self.attention_norm[...], self.config.norm_eps)
+        x = self.norm(hidden, self.attention_norm)
         bias = self.config.attention_bias
         queries = _heads(linear(x, self.query[...], self.query_bias[...] if bias else None), self.config.head_dim)
         keys = _heads(linear(x, self.key[...], self.key_bias[...] if bias else None), self.config.head_dim)
         values = _heads(linear(x, self.value[...], self.value_bias[...] if bias else None), self.config.head_dim)
         if self.config.qk_norm:
-            queries = rms_norm(queries, self.query_norm[...], self.config.norm_eps)
-            keys = rms_norm(keys, self.key_norm[...], self.config.norm_eps)
+            queries = self.norm(queries, self.query_norm)
+            keys = self.norm(keys, self.key_norm)
         return rotate(queries, *rotary), rotate(keys, *rotary), values
 
     def finish(self, hidden: Float[Array, "*B D"], mixed: Float[Array, "*B H Hd"]) -> Float[Array, "*B D"]:
         """The residual stream after adding the attention's output and then the MLP's."""
         hidden = hidden + linear(mixed.reshape(*mixed.shape[:-2], -1), self.output[...])
-        x = rms_norm(hidden, self.mlp_norm[...], self.config.norm_eps)
+        x = self.norm(hidden, self.mlp_norm)
         return hidden + swiglu(x, self.gate[...], self.up[...], self.down[...])
 
 
@@ -105,7 +119,7 @@ class Decoder(nnx.Module):
         for layer in self.layers:
             run = jax.checkpoint(_forward) if self.config.remat else _forward
             hidden, _, _ = run(layer, hidden, rotary, visible_mask)
-        return rms_norm(hidden, self.final_norm[...], self.config.norm_eps)
+        return self._final(hidden)
 
     def logits(self, token_ids: Int[Array, "B T"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T V"]:
         """float32 logits of the token after each cell; arguments as in `hidden`."""
@@ -146,9 +160,13 @@ class Decoder(nnx.Module):
         for index, layer in enumerate(self.layers):
             queries, keys, values = layer.project(hidden, rotary)
             cache = cache.write(index, keys, values)
-            mixed = token_attention(queries, cache.keys[index], cache.values[index], visible_mask)
+            if self.config.fixed_order:
+                row = (queries[:, None], cache.keys[index], cache.values[index], visible_mask[:, None])
+                mixed = ordered_attention(*row)[:, 0]
+            else:
+                mixed = token_attention(queries, cache.keys[index], cache.values[index], visible_mask)
             hidden = layer.finish(hidden, mixed)
-        hidden = rms_norm(hidden, self.final_norm[...], self.config.norm_eps)
+        hidden = self._final(hidden)
         return head_logits(hidden, self.head), cache.advance()
 
     def _start(
@@ -159,6 +177,9 @@ class Decoder(nnx.Module):
         positions = jnp.broadcast_to(jnp.arange(num_tokens), token_ids.shape)
         causal_mask = jnp.broadcast_to(jnp.tri(num_tokens, dtype=bool), (num_rows, num_tokens, num_tokens))
         return self._embed(token_ids), self._rotary(positions), causal_mask
+
+    def _final(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+        return rms_norm(hidden, self.final_norm[...], self.config.norm_eps, self.config.fixed_order)
 
     def _embed(self, token_ids: Int[Array, "*B"]) -> Float[Array, "*B D"]:
         return self.embedding[...][token_ids]
@@ -172,7 +193,8 @@ def _forward(
     layer: Layer, hidden: Float[Array, "B T D"], rotary: Rotary, visible_mask: Bool[Array, "B T T"]
 ) -> tuple[Float[Array, "B T D"], Float[Array, "B T K Hd"], Float[Array, "B T K Hd"]]:
     queries, keys, values = layer.project(hidden, rotary)
-    return layer.finish(hidden, attention(queries, keys, values, visible_mask)), keys, values
+    attend = ordered_attention if layer.config.fixed_order else attention
+    return layer.finish(hidden, attend(queries, keys, values, visible_mask)), keys, values
 
 
 def _blank_padding(token_ids: Int[Array, "B T"], lengths: Int[Array, " B"] | None) -> Int[Array, "B T"]:

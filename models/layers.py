@@ -32,13 +32,36 @@ def head_logits(hidden: Float[Array, "*B D"], head: Float[Array, "V D"]) -> Floa
     return jax.lax.dot_general(hidden, head, contraction, precision=PRECISION, preferred_element_type=jnp.float32)
 
 
-def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*B D"]:
+def ordered_sum(x: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
+    """The sum over an axis, which stays with size 1, in an order that is written out: it rounds alike in every program.
+
+    Zeros fill the axis up to a power of two, then its halves are added until one term is left; more zeros at the end
+    change nothing.
+    In: [a, b, c]  Out: [(a + c) + (b + 0)]
+    """
+    size = x.shape[axis]
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, (1 << (size - 1).bit_length()) - size)
+    x = jnp.pad(x, widths)
+    while x.shape[axis] > 1:
+        first, second = jnp.split(x, 2, axis=axis)
+        x = first + second
+    return x
+
+
+def rms_norm(
+    x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float, fixed_order: bool = False
+) -> Float[Array, "*B D"]:
     """scale * x / sqrt(mean(x^2) + eps) over the last axis, computed in float32, in the dtype of x.
+
+    With `fixed_order` the squares are added by `ordered_sum`.
 
     Source: Zhang and Sennrich, arXiv 1910.07467, equation 4.
     """
     wide = x.astype(jnp.float32)
-    inverse_rms = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    squares = wide * wide
+    total = ordered_sum(squares, -1) if fixed_order else jnp.sum(squares, axis=-1, keepdims=True)
+    inverse_rms = jax.lax.rsqrt(total / x.shape[-1] + eps)
     return (wide * inverse_rms).astype(x.dtype) * jnp.broadcast_to(scale, x.shape)
 
 
@@ -120,6 +143,28 @@ def token_attention(
     visible = jnp.broadcast_to(visible_mask[:, :, None, None], scores.shape)
     weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=1)
     mixed = jnp.sum(weights[..., None] * values[:, :, :, None].astype(jnp.float32), axis=1)
+    return mixed.reshape(queries.shape).astype(values.dtype)
+
+
+def ordered_attention(
+    queries: Float[Array, "B T H Hd"],
+    keys: Float[Array, "B S K Hd"],
+    values: Float[Array, "B S K Hd"],
+    visible_mask: Bool[Array, "B T S"],
+) -> Float[Array, "B T H Hd"]:
+    """As `attention`, with every sum in an order that depends on neither T nor S.
+
+    Positions that are not visible add exact zeros, so a token gets the same bits alone, from a cache, as inside a
+    sequence. It builds [B, T, S, H, Hd]: for small models.
+    """
+    num_rows, num_queries, num_heads, head_dim = queries.shape
+    num_kv_heads = keys.shape[2]
+    grouped = queries.reshape(num_rows, num_queries, 1, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    products = grouped.astype(jnp.float32) * keys[:, None, :, :, None].astype(jnp.float32)
+    scores = jnp.where(visible_mask[:, :, :, None, None, None], ordered_sum(products, -1) / head_dim**0.5, -jnp.inf)
+    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=2, keepdims=True)))
+    weights = weights / ordered_sum(weights, 2)
+    mixed = ordered_sum(weights * values[:, None, :, :, None].astype(jnp.float32), 2)
     return mixed.reshape(queries.shape).astype(values.dtype)
 
 

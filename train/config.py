@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from typing import Any, Literal
 
 from jaxmask import SamplingParams, check_sampling_mask
 
@@ -24,7 +24,9 @@ class GRPOConfig:
       sampling_mask: score the policy on the recorded supports; False scores it over the whole vocabulary, as trainers
         without supports do.
       clip_epsilon: the ratio counts between 1 - epsilon and 1 + epsilon.
-      learning_rate: of Adam.
+      learning_rate: of Adam, at its highest.
+      schedule: "constant", or "cosine": down to a twentieth at the end of the run.
+      warmup_iterations: the learning rate rises from 0 over these.
       max_grad_norm: gradients are scaled down to this global norm.
       num_updates: passes over each rollout batch (mu in the paper).
       num_micro_batches: the rows are cut into this many parts, whose gradients add up; exact for every cut.
@@ -40,6 +42,8 @@ class GRPOConfig:
     sampling_mask: bool = True
     clip_epsilon: float = 0.2
     learning_rate: float = 1e-3
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup_iterations: int = 0
     max_grad_norm: float = 1.0
     num_updates: int = 1
     num_micro_batches: int = 1
@@ -51,6 +55,8 @@ class GRPOConfig:
             _require(getattr(self, field) >= low, field, getattr(self, field), f"at least {low}")
         _require(0 < self.clip_epsilon < 1, "clip_epsilon", self.clip_epsilon, "in (0, 1)")
         _require(0 < self.learning_rate < 1, "learning_rate", self.learning_rate, "in (0, 1)")
+        _require(self.schedule in SCHEDULES, "schedule", repr(self.schedule), f"one of {', '.join(SCHEDULES)}")
+        _require(self.warmup_iterations >= 0, "warmup_iterations", self.warmup_iterations, "at least 0")
         _require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "> 0")
         if self.num_rows % self.num_micro_batches:
             raise ValueError(
@@ -123,6 +129,7 @@ class RunConfig:
 
 
 TASKS = ("sort", "chain-sum")
+SCHEDULES = ("constant", "cosine")
 
 
 def _build(kind: type, values: dict[str, Any]) -> Any:

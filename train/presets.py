@@ -11,7 +11,16 @@ PRESETS: dict[str, RunConfig] = {
             model="tiny",
             iterations=600,
             checkpoint_every=200,
-            grpo=GRPOConfig(num_prompts=32, group_size=16, max_new_tokens=5, top_k=8, top_p=0.9, learning_rate=1e-3),
+            grpo=GRPOConfig(
+                num_prompts=32,
+                group_size=16,
+                max_new_tokens=5,
+                top_k=8,
+                top_p=0.9,
+                learning_rate=1e-3,
+                schedule="cosine",
+                warmup_iterations=20,
+            ),
         ),
         RunConfig(
             preset="smollm2-arithmetic",

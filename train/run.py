@@ -79,7 +79,7 @@ def new_folder(root: Path, name: str) -> Path:
 
 
 def _build(config: RunConfig) -> tuple[Loop, DeviceTask | HostTask, TrainState]:
-    optimizer = make_optimizer(config.grpo)
+    optimizer = make_optimizer(config.grpo, config.iterations)
     if config.task == "sort":
         sorting = SortDigits()
         model = _decoder(config, sorting.vocab_size)
@@ -107,6 +107,7 @@ def _decoder(config: RunConfig, vocab_size: int) -> models.Decoder:
         norm_eps=1e-6,
         tie_embeddings=True,
         max_length=64,
+        fixed_order=True,
     )
     return models.Decoder(shape, rngs=nnx.Rngs(config.seed))
 

@@ -13,6 +13,9 @@ from jaxtyping import Array, Int, Key
 from models import Decoder
 from train.config import GRPOConfig
 
+# Share of the learning rate that a cosine schedule ends with.
+FINAL_LEARNING_RATE = 0.05
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +35,17 @@ class TrainState:
     key: Key[Array, ""]
 
 
-def make_optimizer(config: GRPOConfig) -> optax.GradientTransformation:
-    """Adam behind a clip of the global gradient norm."""
-    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(config.learning_rate))
+def make_optimizer(config: GRPOConfig, num_iterations: int) -> optax.GradientTransformation:
+    """Adam behind a clip of the global gradient norm, with the config's schedule over a run of `num_iterations`."""
+    warmup = config.warmup_iterations * config.num_updates
+    steps = max(num_iterations * config.num_updates, warmup + 1)
+    if config.schedule == "cosine":
+        after = optax.cosine_decay_schedule(config.learning_rate, steps - warmup, alpha=FINAL_LEARNING_RATE)
+    else:
+        after = optax.constant_schedule(config.learning_rate)
+    rise = optax.linear_schedule(0.0, config.learning_rate, max(warmup, 1))
+    schedule = optax.join_schedules([rise, after], [warmup]) if warmup else after
+    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(schedule))
 
 
 def init_state(model: Decoder, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
