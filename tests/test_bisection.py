@@ -14,7 +14,7 @@ def keep(logits: np.ndarray, params: list[SamplingParams]) -> np.ndarray:
     return np.asarray(bisection.keep(x, z, batch.min_p, batch.top_k, batch.top_p))
 
 
-@pytest.mark.parametrize("vocab_size", [1, 13, 300])
+@pytest.mark.parametrize("vocab_size", [1, 300])
 def test_every_filter_on_every_kind_of_row(vocab_size):
     grid = rows.filter_grid(vocab_size)
     logits = rows.adversarial(np.random.default_rng(vocab_size), len(grid), vocab_size)

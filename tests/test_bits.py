@@ -14,7 +14,7 @@ def kept(num_rows, vocab_size, seed=0):
     return keep
 
 
-VOCABULARIES = [1, 7, 8, 9, 31, 32, 33, 257]
+VOCABULARIES = [1, 8, 31, 33, 257]
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
@@ -24,7 +24,7 @@ def test_words_bytes_and_ids_of_a_kept_set(vocab_size):
     packed = np.packbits(keep, axis=1, bitorder="little")
     np.testing.assert_array_equal(bits.words_to_bytes(words, vocab_size), packed)
     np.testing.assert_array_equal(bits.unpack_bytes(jnp.asarray(packed), vocab_size), keep)
-    for width in {1, 5, vocab_size}:
+    for width in {5, vocab_size}:
         ids, counts = bits.select_ids(words, width, fill=-7)
         np.testing.assert_array_equal(counts, keep.sum(axis=1))
         expected = [(np.flatnonzero(row).tolist() + [-7] * width)[:width] for row in keep]

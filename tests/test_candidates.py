@@ -55,7 +55,7 @@ def test_keys_of_random_bit_patterns():
     np.testing.assert_array_equal(np.sign(a - b), np.sign(keys[:-1] - keys[1:]))
 
 
-@pytest.mark.parametrize(("vocab_size", "num"), [(7, 7), (257, 257), (257, 48), (1000, 64)])
+@pytest.mark.parametrize(("vocab_size", "num"), [(7, 7), (257, 48), (1000, 64)])
 def test_leading_columns_are_the_head_of_the_canonical_order(vocab_size, num):
     rng = np.random.default_rng([vocab_size, num])
     logits = finite(rows.adversarial(rng, 360, vocab_size))

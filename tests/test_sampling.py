@@ -223,7 +223,10 @@ def mixed_rows() -> tuple[np.ndarray, SamplingBatch, Sample]:
     return logits, batch, sample(jnp.asarray(logits), batch, step=5, width=8)
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 8, 9])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=SLOW), pytest.param(7, marks=SLOW), 8, 9])
 def test_a_row_does_not_depend_on_its_batch(size):
     """P01, P22: bit for bit, alone and in batches of every size, wherever it stands."""
     logits, batch, together = mixed_rows()
@@ -241,7 +244,7 @@ def test_a_row_does_not_depend_on_its_place():
     assert_same_rows(shuffled, jax.tree.map(lambda leaf: leaf[index], together))
 
 
-@pytest.mark.parametrize("width", [1, 40, 300])
+@pytest.mark.parametrize("width", [1, pytest.param(40, marks=SLOW), 300])
 def test_the_width_changes_nothing_but_the_cells(width):
     logits, batch, narrow = mixed_rows()
     wide = sample(jnp.asarray(logits), batch, step=5, width=width)

@@ -84,7 +84,7 @@ def test_inside_jit(support):
     np.testing.assert_array_equal(cells, support.cells())
 
 
-@pytest.mark.parametrize("vocab_size", [1, 8, 9, 64, 257])
+@pytest.mark.parametrize("vocab_size", [1, 9, 257])
 def test_from_logits(vocab_size):
     rng = np.random.default_rng(vocab_size)
     logits = rng.normal(size=(40, vocab_size)).astype(np.float32)
@@ -92,7 +92,7 @@ def test_from_logits(vocab_size):
     logits[rng.random(logits.shape) < 0.1] = np.nan
     logits[rng.random(logits.shape) < 0.1] = np.inf
     expected = [np.flatnonzero(np.isfinite(row)).tolist() for row in logits]
-    for width in {1, 5, vocab_size}:
+    for width in {5, vocab_size}:
         made = Support.from_logits(jnp.asarray(logits), width)
         assert made.to_lists() == expected
         assert made.width == width
