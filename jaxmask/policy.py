@@ -107,10 +107,15 @@ def support_scores(
     *,
     temperature: float | Float[Array, "*#B"] = 1.0,
 ) -> Scores:
-    """`support_log_probs` and, from the same kept logits, the entropy over each support."""
+    """`support_log_probs` and, from the same kept logits, the entropy over each support.
+
+    Rows with an empty support score -inf and get no gradient, whatever their hidden state holds.
+    """
     _check_shapes(hidden.shape[:-1], support, token_ids)
     if head.shape[0] < support.vocab_size:
         raise ValueError(f"head has {head.shape[0]} rows, fewer than the support's {support.vocab_size} ids.")
+    # A row without a support is no sampled token: whatever its hidden state holds must not reach the head's gradient.
+    hidden = jnp.where(support.counts[..., None] > 0, hidden, jnp.zeros((), hidden.dtype))
     if support.packed is not None:
         return _over_vocabulary(hidden, head[: support.vocab_size], support, token_ids, temperature)
     columns = _safe_ids(support)

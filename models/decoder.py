@@ -20,6 +20,7 @@ from models.layers import (
     rms_norm,
     rotary_table,
     rotate,
+    stored_rotary_table,
     swiglu,
     token_attention,
 )
@@ -71,7 +72,8 @@ class Layer(nnx.Module):
         if self.config.qk_norm:
             queries = self.norm(queries, self.query_norm)
             keys = self.norm(keys, self.key_norm)
-        return rotate(queries, *rotary), rotate(keys, *rotary), values
+        fixed_order = self.config.fixed_order
+        return rotate(queries, *rotary, fixed_order), rotate(keys, *rotary, fixed_order), values
 
     def finish(self, hidden: Float[Array, "*B D"], mixed: Float[Array, "*B H Hd"]) -> Float[Array, "*B D"]:
         """The residual stream after adding the attention's output and then the MLP's."""
@@ -186,7 +188,8 @@ class Decoder(nnx.Module):
 
     def _rotary(self, positions: Int[Array, "*B"]) -> Rotary:
         config = self.config
-        return rotary_table(positions, config.head_dim, config.rope_theta, config.rope_scaling)
+        shape = (positions, config.head_dim, config.rope_theta, config.rope_scaling)
+        return stored_rotary_table(*shape, config.max_length) if config.fixed_order else rotary_table(*shape)
 
 
 def _forward(

@@ -39,6 +39,8 @@ def ordered_sum(x: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
     change nothing.
     In: [a, b, c]  Out: [(a + c) + (b + 0)]
     """
+    # Terms are often products: without the barrier some programs fuse multiply and add, which rounds once, not twice.
+    x = jax.lax.optimization_barrier(x)
     size = x.shape[axis]
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, (1 << (size - 1).bit_length()) - size)
@@ -91,18 +93,31 @@ def rotary_table(
     return jnp.cos(angles), jnp.sin(angles)
 
 
+def stored_rotary_table(
+    positions: Int[Array, "*B"], head_dim: int, theta: float, scaling: Llama3RopeScaling | None, max_length: int
+) -> tuple[Float[Array, "*B P"], Float[Array, "*B P"]]:
+    """`rotary_table` looked up among positions 0 to max_length - 1, so that every program uses the same bits."""
+    angles = np.arange(max_length, dtype=np.float32)[:, None] * rotary_frequencies(head_dim, theta, scaling)
+    return jnp.asarray(np.cos(angles))[positions], jnp.asarray(np.sin(angles))[positions]
+
+
 def rotate(
-    x: Float[Array, "*B N H"], cosine: Float[Array, "*B P"], sine: Float[Array, "*B P"]
+    x: Float[Array, "*B N H"], cosine: Float[Array, "*B P"], sine: Float[Array, "*B P"], fixed_order: bool = False
 ) -> Float[Array, "*B N H"]:
     """Each of the N heads with pair (i, i + P) turned by its angle, H = 2 P.
 
     In: x = [a, b], angle t  Out: [a cos t - b sin t, b cos t + a sin t]
 
+    With `fixed_order` the products are rounded before they are added, as in `ordered_sum`.
+
     Source: Su et al., arXiv 2104.09864, section 3.2, with the halves layout of the hub files.
     """
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cosine, sine = cosine[..., None, :], sine[..., None, :]
-    return jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1).astype(x.dtype)
+    products = (first * cosine, second * sine, second * cosine, first * sine)
+    if fixed_order:
+        products = jax.lax.optimization_barrier(products)
+    return jnp.concatenate([products[0] - products[1], products[2] + products[3]], axis=-1).astype(x.dtype)
 
 
 def attention(

@@ -455,3 +455,23 @@ def test_errors_name_what_does_not_fit():
         masked_log_probs(jnp.zeros((2, V - 1)), support, ids)
     with pytest.raises(ValueError, match=f"head has {V - 1} rows, fewer than the support's {V} ids"):
         support_log_probs(jnp.zeros((2, D)), jnp.zeros((V - 1, D)), support, ids)
+
+
+@pytest.mark.parametrize("width", [None, 1])
+def test_rows_without_a_support_reach_no_gradient_whatever_they_hold(width):
+    """DESIGN 2: what lies in cells that were not sampled changes nothing, bit for bit."""
+    support = Support.from_lists([[0, 2, 3], [], [1, 4]], 5, width)
+    assert (support.packed is None) == (width is None)
+    head = jnp.asarray(np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32))
+    hidden = jnp.asarray(np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32))
+    token_ids = jnp.array([2, 0, 4], jnp.int32)
+
+    def total(hidden, head):
+        logprobs = support_log_probs(hidden, head, support, token_ids)
+        return jnp.where(support.counts > 0, logprobs, 0.0).sum()
+
+    clean = jax.grad(total, argnums=(0, 1))(hidden, head)
+    dirty = jax.grad(total, argnums=(0, 1))(hidden.at[1].set(jnp.nan), head)
+    for one, other in zip(clean, dirty, strict=True):
+        assert np.isfinite(other).all()
+        np.testing.assert_array_equal(one, other)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +63,20 @@ def restore(folder: Path, step: int, like: TrainState) -> TrainState:
 
 def _named_leaves(state: TrainState) -> dict[str, Any]:
     """Leaves by their path, so that a checkpoint does not depend on the classes that held them."""
-    raw = dataclasses.replace(state, key=jax.random.key_data(state.key))
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(raw)}
+    return {jax.tree_util.keystr(path): _plain(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
 
 
 def _with_leaves(like: TrainState, leaves: dict[str, Any]) -> TrainState:
-    raw = dataclasses.replace(like, key=jax.random.key_data(like.key))
-    restored = jax.tree_util.tree_map_with_path(lambda path, _: leaves[jax.tree_util.keystr(path)], raw)
-    return dataclasses.replace(restored, key=jax.random.wrap_key_data(restored.key))
+    def restored(path: Any, leaf: Any) -> Any:
+        plain = leaves[jax.tree_util.keystr(path)]
+        return jax.random.wrap_key_data(plain) if _is_key(leaf) else plain
+
+    return jax.tree_util.tree_map_with_path(restored, like)
+
+
+def _plain(leaf: Any) -> Any:
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

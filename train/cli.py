@@ -66,9 +66,16 @@ def _overridden(preset: RunConfig, overrides: list[str]) -> RunConfig:
 
 
 def _first_paragraph(box: str) -> str:
-    """The message inside tyro's drawn box, on one line."""
-    lines = [line.strip("\u2502 ") for line in box.splitlines() if line.startswith("\u2502")]
-    return " ".join(itertools.takewhile(lambda line: not line.startswith("\u2500"), lines))
+    """The message inside tyro's drawn box, on one line: what stands between the title and the next rule.
+
+    The box is drawn in Unicode or, where the screen has none, in ASCII, with a rule under the title.
+    """
+    cleaned = [line.strip(" \u2502\u256d\u256e\u2570\u256f\u2500") for line in box.splitlines()]
+    lines = ["" if set(line) <= {"-"} else line for line in cleaned]
+    paragraphs = [list(group) for is_text, group in itertools.groupby(lines, bool) if is_text]
+    # In Unicode the title stands right above the message, in ASCII a rule lies between them.
+    first = paragraphs[0][1:] or paragraphs[1]
+    return " ".join(first)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -33,7 +34,7 @@ class Display:
         self._ends: deque[float] = deque(maxlen=50)
         self._worst_ratio = 0.0
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Display:
         """Starts the live view, where there is one."""
         if self._live is not None:
             self._live.start()
@@ -49,7 +50,7 @@ class Display:
         if self._live is not None:
             self._live.stop()
 
-    def update(self, step: int, metrics: dict[str, float]) -> None:
+    def update(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Shows iteration `step` (from 0) and its metrics."""
         self._ends.append(time.monotonic())
         self._worst_ratio = max(self._worst_ratio, metrics["ratio/max_error"])
@@ -67,7 +68,7 @@ class Display:
         pace = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
         return pace * (self._num_iterations - done)
 
-    def _rows(self, metrics: dict[str, float]) -> list[tuple[str, str]]:
+    def _rows(self, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
         size, one_id = metrics["support/size_mean"], metrics["support/one_id_share"]
         mask = "on the recorded supports" if self._sampling_mask else "full vocabulary (sampling mask off)"
         return [
@@ -83,7 +84,7 @@ class Display:
             ("speed", f"{metrics['tokens_per_second']:,.0f} tokens/s"),
         ]
 
-    def _panel(self, done: int, metrics: dict[str, float]) -> Panel:
+    def _panel(self, done: int, metrics: Mapping[str, Any]) -> Panel:
         grid = Table.grid(padding=(0, 2))
         for name, value in self._rows(metrics):
             grid.add_row(f"[bold]{name}", value)
@@ -92,7 +93,7 @@ class Display:
         status.add_row(bar, f"{done}/{self._num_iterations}", f"{_clock(self._seconds_left(done))} left")
         return Panel(Group(status, grid), title=self._title, title_align="left", expand=False)
 
-    def _line(self, done: int, metrics: dict[str, float]) -> str:
+    def _line(self, done: int, metrics: Mapping[str, Any]) -> str:
         return (
             f"{done:>5}/{self._num_iterations}  reward {metrics['rewards/mean']:.3f}  "
             f"exact {metrics['rewards/exact']:.3f}  support {metrics['support/size_mean']:.2f}  "

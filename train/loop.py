@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import optax
@@ -15,6 +15,7 @@ from train.step import collect_for_host, train_iteration, update_from_host
 from train.tasks import DeviceTask, HostTask, Rewards
 
 
+@runtime_checkable
 class Loop(Protocol):
     """One iteration, and a look at what the policy does."""
 

@@ -33,7 +33,7 @@ class LossInputs:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LossOutput:
-    """A loss before its division, so that micro-batches and devices can add theirs up.
+    """A loss before its division, so that micro-batches (M, where they are stacked) can add theirs up.
 
     Attributes:
       total: sum over the tokens of the loss mask.
@@ -42,10 +42,10 @@ class LossOutput:
       ratio: pi / pi_behaviour of each token; 1 outside the loss mask.
     """
 
-    total: Float[Array, ""]
-    num_tokens: Float[Array, ""]
-    num_clipped: Float[Array, ""]
-    ratio: Float[Array, "B T"]
+    total: Float[Array, "*M"]
+    num_tokens: Float[Array, "*M"]
+    num_clipped: Float[Array, "*M"]
+    ratio: Float[Array, "*M B T"]
 
 
 def grpo_loss(inputs: LossInputs, *, clip_epsilon: float) -> LossOutput:

@@ -6,6 +6,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxmask import Rollout
@@ -32,19 +33,19 @@ class Metrics:
       loss: token mean of the first pass.
     """
 
-    reward: Float[Array, ""]
-    exact: Float[Array, ""]
-    support_size: Float[Array, ""]
-    one_id_share: Float[Array, ""]
-    completion_length: Float[Array, ""]
-    num_tokens: Float[Array, ""]
-    max_ratio_error: Float[Array, ""]
-    ratio_mean: Float[Array, ""]
-    ratio_std: Float[Array, ""]
-    entropy: Float[Array, ""]
-    clip_fraction: Float[Array, ""]
-    grad_norm: Float[Array, ""]
-    loss: Float[Array, ""]
+    reward: Float[Array | np.ndarray, ""]
+    exact: Float[Array | np.ndarray, ""]
+    support_size: Float[Array | np.ndarray, ""]
+    one_id_share: Float[Array | np.ndarray, ""]
+    completion_length: Float[Array | np.ndarray, ""]
+    num_tokens: Float[Array | np.ndarray, ""]
+    max_ratio_error: Float[Array | np.ndarray, ""]
+    ratio_mean: Float[Array | np.ndarray, ""]
+    ratio_std: Float[Array | np.ndarray, ""]
+    entropy: Float[Array | np.ndarray, ""]
+    clip_fraction: Float[Array | np.ndarray, ""]
+    grad_norm: Float[Array | np.ndarray, ""]
+    loss: Float[Array | np.ndarray, ""]
 
 
 # Names users know from other trainers, for files and displays.

@@ -39,7 +39,7 @@ def plot_curves(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     for axes in (reward, entropy):
         axes.legend(frameon=False)
     handles = [*support.get_lines()[1::2], *share.get_lines()[1::2]]
-    support.legend(handles, [handle.get_label() for handle in handles], frameon=False)
+    support.legend(handles, [handle.get_label() for handle in handles], frameon=False, loc="center right")
     for axes in (ratio, entropy):
         axes.set_xlabel("iteration")
     figure.savefig(path, dpi=120)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 from rich.table import Table
 from rich.text import Text
 
@@ -28,13 +27,12 @@ def describe(
       show: token ids to text.
       num: at most this many.
     """
-    rollout, rewards = jax.device_get((rollout, rewards))
     described = []
-    for prompt in range(min(num, len(rollout.prompt_lengths))):
+    for prompt in range(min(num, rollout.prompt_lengths.shape[0])):
         row = prompt * rollout.group_size
         length = int(rollout.lengths[row])
-        prompt_ids = rollout.prompt_ids[prompt][: rollout.prompt_lengths[prompt]].tolist()
-        token_ids = rollout.token_ids[row][:length].tolist()
+        prompt_ids = rollout.prompt_ids[prompt, : rollout.prompt_lengths[prompt]].tolist()
+        token_ids = rollout.token_ids[row, :length].tolist()
         described.append(
             {
                 "prompt": show(prompt_ids),
@@ -44,7 +42,7 @@ def describe(
                 "finish_reason": Finish(int(rollout.finish[row])).name.lower(),
                 "tokens": [show([token_id]) for token_id in token_ids],
                 "token_ids": token_ids,
-                "logprobs": rollout.logprobs[row][:length].tolist(),
+                "logprobs": rollout.logprobs[row, :length].tolist(),
                 "sampling_mask": rollout.support[row, :length].to_lists(),
             }
         )

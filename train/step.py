@@ -78,7 +78,7 @@ def grpo_step(
     def update(state: TrainState, _: None) -> tuple[TrainState, tuple[_Pass, Array]]:
         gradients, done = _accumulate(state.model, rows, config)
         model, opt_state = apply_gradients(state, gradients, optimizer)
-        return dataclasses.replace(state, model=model, opt_state=opt_state), (done, optax.global_norm(gradients))
+        return dataclasses.replace(state, model=model, opt_state=opt_state), (done, optax.tree.norm(gradients))
 
     state, (passes, grad_norms) = jax.lax.scan(update, state, None, length=config.num_updates)
     first = jax.tree.map(lambda leaf: leaf[0], passes)
@@ -123,28 +123,29 @@ class _LearnerRows:
     """A rollout as the learner reads it: prompt and completion joined, one row per completion.
 
     `first_positions` is where the hidden state lies that predicts a row's first generated token.
+    M: micro-batches, while the rows are cut into them.
     """
 
-    token_ids: Int[Array, "B L"]
-    lengths: Int[Array, " B"]
-    first_positions: Int[Array, " B"]
-    sampled_ids: Int[Array, "B T"]
-    behaviour_logprobs: Float[Array, "B T"]
-    temperature: Float[Array, " B"]
+    token_ids: Int[Array, "*M B L"]
+    lengths: Int[Array, "*M B"]
+    first_positions: Int[Array, "*M B"]
+    sampled_ids: Int[Array, "*M B T"]
+    behaviour_logprobs: Float[Array, "*M B T"]
+    temperature: Float[Array, "*M B"]
     support: Support
-    loss_mask: Bool[Array, "B T"]
-    advantages: Float[Array, " B"]
+    loss_mask: Bool[Array, "*M B T"]
+    advantages: Float[Array, "*M B"]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Pass:
-    """What one pass over the rows saw."""
+    """What one pass over the rows saw; M: passes, once they are stacked."""
 
-    loss: Float[Array, ""]
-    clip_fraction: Float[Array, ""]
-    ratio: Float[Array, "B T"]
-    entropy: Float[Array, "B T"]
+    loss: Float[Array, "*M"]
+    clip_fraction: Float[Array, "*M"]
+    ratio: Float[Array, "*M B T"]
+    entropy: Float[Array, "*M B T"]
 
 
 def _learner_rows(rollout: Rollout, advantages: Float[Array, " B"]) -> _LearnerRows:

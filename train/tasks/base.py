@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -41,6 +41,7 @@ class Rewards:
     is_exact: Bool[Array | np.ndarray, " B"]
 
 
+@runtime_checkable
 class DeviceTask(Protocol):
     """A task whose prompts and rewards are made inside the compiled iteration; hashable, being a static argument."""
 
@@ -62,6 +63,7 @@ class DeviceTask(Protocol):
         ...
 
 
+@runtime_checkable
 class HostTask(Protocol):
     """A task whose rewards need text: token ids come down, rewards go up."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import reasoning_gym
 
 from models import Tokenizer
 from train.tasks.base import Prompts, Rewards
@@ -24,7 +24,7 @@ class ChainSum:
     def __init__(self, tokenizer: Tokenizer, *, seed: int, num_terms: int = 2, num_digits: int = 1):
         """A stream of problems; `seed` picks the stream."""
         self._tokenizer = tokenizer
-        self._entries = reasoning_gym.create_dataset(
+        self._entries = _reasoning_gym().create_dataset(
             "chain_sum",
             min_terms=num_terms,
             max_terms=num_terms,
@@ -66,6 +66,14 @@ class ChainSum:
     def _encode(self, entry: dict[str, Any]) -> list[int]:
         message = {"role": "user", "content": f"{entry['question']} {INSTRUCTION}"}
         return self._tokenizer.encode(self._tokenizer.apply_chat_template([message]))
+
+
+def _reasoning_gym() -> Any:
+    # Imported where it is used: it takes seconds, and one of its dependencies warns about its own syntax.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        import reasoning_gym
+    return reasoning_gym
 
 
 def last_integer(text: str) -> int | None:

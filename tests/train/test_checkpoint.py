@@ -1,0 +1,87 @@
+import gc
+
+import jax
+import numpy as np
+import pytest
+from tiny import CONFIG, OPTIMIZER, TASK, make_model
+
+from train import checkpoint
+from train.state import init_state
+from train.step import train_iteration
+
+# Orbax leaves the failed reads of damaged files to the garbage collector, which complains of them.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def collect_garbage_here():
+    yield
+    gc.collect()
+
+
+def arrays(state):
+    return [np.asarray(jax.random.key_data(leaf) if leaf is state.key else leaf) for leaf in jax.tree.leaves(state)]
+
+
+def test_a_restored_state_is_the_saved_one_and_trains_on_alike(state, tmp_path):
+    state, _ = train_iteration(state, task=TASK, config=CONFIG, optimizer=OPTIMIZER)
+    saved = [leaf.copy() for leaf in arrays(state)]
+    path = checkpoint.save(tmp_path / "checkpoints", 1, state)
+    assert path.is_dir()
+    fresh = init_state(make_model(seed=9), OPTIMIZER, seed=8)
+    restored = checkpoint.restore(tmp_path / "checkpoints", checkpoint.latest_step(tmp_path / "checkpoints"), fresh)
+    for one, other in zip(saved, arrays(restored), strict=True):
+        np.testing.assert_array_equal(one, other)
+    on, _ = train_iteration(state, task=TASK, config=CONFIG, optimizer=OPTIMIZER)
+    also, _ = train_iteration(restored, task=TASK, config=CONFIG, optimizer=OPTIMIZER)
+    for one, other in zip(arrays(on), arrays(also), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_checkpoint_is_never_overwritten(state, tmp_path):
+    checkpoint.save(tmp_path, 1, state)
+    with pytest.raises(ValueError, match="exists already"):
+        checkpoint.save(tmp_path, 1, state)
+
+
+def test_unfinished_writes_are_passed_over(state, tmp_path):
+    checkpoint.save(tmp_path, 2, state)
+    (tmp_path / "3.orbax-checkpoint-tmp-17").mkdir()
+    (tmp_path / "4").write_text("a file")
+    assert checkpoint.latest_step(tmp_path) == 2
+    assert (tmp_path / "3.orbax-checkpoint-tmp-17").is_dir(), "what this run did not write stays"
+
+
+@pytest.mark.parametrize("name", ["missing", "empty"])
+def test_no_checkpoint_is_said_so(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="holds no checkpoint"):
+        checkpoint.latest_step(tmp_path / name)
+
+
+def _remove_everything(path):
+    for file in sorted(path.rglob("*"), reverse=True):
+        file.rmdir() if file.is_dir() else file.unlink()
+
+
+def _truncate_data(path):
+    for file in path.rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:10])
+
+
+def _damage_metadata(path):
+    (path / "_METADATA").write_text("{")
+
+
+@pytest.mark.parametrize("damage", [_remove_everything, _truncate_data, _damage_metadata])
+def test_a_damaged_checkpoint_is_refused_in_one_line(state, tmp_path, damage):
+    damage(checkpoint.save(tmp_path, 1, state))
+    with pytest.raises(ValueError, match="is damaged or does not fit this run") as caught:
+        checkpoint.restore(tmp_path, 1, state)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_of_another_shape_is_refused(state, tmp_path):
+    checkpoint.save(tmp_path, 1, state)
+    with pytest.raises(ValueError, match="does not fit this run"):
+        checkpoint.restore(tmp_path, 1, init_state(make_model(width=24), OPTIMIZER, 0))

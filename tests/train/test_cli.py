@@ -1,0 +1,62 @@
+import pytest
+
+from train import cli
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--preset", "chess"], ["preset", "sort-tiny", "smollm2-arithmetic", "'chess'"]),
+        (["--top-p", "0"], ["top_p", "(0, 1]", "0.0"]),
+        (["--top-k", "many"], ["--top-k", "'many'"]),
+        (["--top-k", "0"], ["top_k > 0"]),
+        (["--colour", "red"], ["--colour"]),
+        (["--task", "chess"], ["task", "sort, chain-sum", "'chess'"]),
+        (["--preset", "smollm2-arithmetic", "--model", "/no/such/model"], ["/no/such/model", "allowed"]),
+        (["--resume", "/no/such/run"], ["/no/such/run", "config.json"]),
+        (["--resume", "run", "--preset", "sort-tiny"], ["--resume", "--preset"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(argv, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(argv) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert "Traceback" not in said
+    for word in words:
+        assert word in said
+    assert not list(tmp_path.iterdir()), "nothing may be left behind"
+
+
+def test_a_run_folder_that_is_not_empty_stays_as_it_is(capsys, tmp_path):
+    (tmp_path / "mine.txt").write_text("keep")
+    assert cli.main(["--out", str(tmp_path)]) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_overrides_reach_the_run(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(cli.run, "start", lambda config, folder, console: seen.append((config, folder)))
+    assert cli.main(["--no-sampling-mask", "--iterations", "7", "--top-p", "0.8", "--out", str(tmp_path / "x")]) == 0
+    ((config, folder),) = seen
+    assert (config.iterations, config.grpo.top_p, config.grpo.sampling_mask) == (7, 0.8, False)
+    assert (config.preset, config.grpo.top_k) == ("sort-tiny", 8)
+    assert folder == tmp_path / "x"
+
+
+def test_an_interrupted_run_says_how_to_go_on(monkeypatch, capsys):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.run, "start", stop)
+    assert cli.main([]) == 130
+    assert "--resume" in capsys.readouterr().err
+
+
+def test_help_lists_the_fields(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--help"])
+    assert stop.value.code == 0
+    assert "--top-p" in capsys.readouterr().out

@@ -1,0 +1,108 @@
+import dataclasses
+import io
+import json
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from train import checkpoint, report, run
+from train.config import GRPOConfig, RunConfig
+
+GRPO = GRPOConfig(num_prompts=4, group_size=4, max_new_tokens=5, top_k=4, top_p=0.9, schedule="cosine")
+CONFIG = RunConfig(preset="sort-tiny", task="sort", model="tiny", iterations=4, checkpoint_every=2, grpo=GRPO)
+
+
+def console():
+    return Console(file=io.StringIO(), width=120)
+
+
+def saved_arrays(folder, step):
+    _, _, like = run._build(CONFIG)
+    state = checkpoint.restore(folder / "checkpoints", step, like)
+    return [np.asarray(jax.random.key_data(leaf) if leaf is state.key else leaf) for leaf in jax.tree.leaves(state)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of four iterations, and what it printed."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    screen = console()
+    run.start(CONFIG, folder, screen)
+    return folder, screen.file.getvalue()
+
+
+def test_a_run_leaves_its_folder(whole):
+    folder, text = whole
+    assert RunConfig.from_json((folder / "config.json").read_text()) == CONFIG
+    rows = report.read_metrics(folder / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert all(np.isfinite(value) for row in rows for value in row.values())
+    assert all(row["ratio/max_error"] <= 1e-5 for row in rows)
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    assert len(samples) == 4
+    for sample in samples:
+        assert len(sample["token_ids"]) == len(sample["sampling_mask"]) == len(sample["logprobs"]) == 5
+        assert all(token in mask for token, mask in zip(sample["token_ids"], sample["sampling_mask"], strict=True))
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["2", "4"]
+    for word in ("largest |ratio - 1|", "curves.png", "checkpoints/4", "exact answers"):
+        assert word in text
+
+
+def test_half_a_run_resumed_is_the_whole_run(whole, tmp_path, monkeypatch):
+    folder = tmp_path / "half"
+    iterate, calls = run._timed, []
+
+    def stops_after_two(*arguments):
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        calls.append(arguments)
+        return iterate(*arguments)
+
+    monkeypatch.setattr(run, "_timed", stops_after_two)
+    with pytest.raises(KeyboardInterrupt):
+        run.start(CONFIG, folder, console())
+    monkeypatch.setattr(run, "_timed", iterate)
+    run.resume(folder, None, console())
+    for one, other in zip(saved_arrays(whole[0], 4), saved_arrays(folder, 4), strict=True):
+        np.testing.assert_array_equal(one, other)
+    timeless = [
+        [{name: value for name, value in row.items() if "second" not in name} for row in rows]
+        for rows in (report.read_metrics(whole[0] / "metrics.jsonl"), report.read_metrics(folder / "metrics.jsonl"))
+    ]
+    assert timeless[0] == timeless[1]
+
+
+def test_a_run_never_writes_over_another(whole):
+    before = {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="is not empty"):
+        run.start(CONFIG, whole[0], console())
+    assert {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()} == before
+
+
+def test_a_finished_run_has_nothing_to_resume(whole):
+    with pytest.raises(ValueError, match="has done 4 of 4 iterations"):
+        run.resume(whole[0], None, console())
+
+
+def test_damaged_run_files_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no run: .*config.json is missing"):
+        run.resume(tmp_path, None, console())
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config.json is damaged"):
+        run.resume(tmp_path, None, console())
+
+
+def test_new_folders_do_not_meet(tmp_path):
+    first = run.new_folder(tmp_path, "sort-tiny")
+    first.mkdir()
+    assert first.name == "sort-tiny-001"
+    assert run.new_folder(tmp_path, "sort-tiny").name == "sort-tiny-002"
+
+
+def test_a_model_that_does_not_fit_the_task_leaves_no_folder(tmp_path):
+    with pytest.raises(ValueError, match="model must be 'tiny', got 'huge'"):
+        run.start(dataclasses.replace(CONFIG, model="huge"), tmp_path / "run", console())
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,193 @@
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import CONFIG, OPTIMIZER, TASK, make_model
+
+from jaxmask import masked_log_probs
+from train.state import init_state
+from train.step import _accumulate, _join, _learner_rows, collect_for_host, grpo_step, train_iteration, update_from_host
+from train.tasks import Rewards
+
+# What would move data between device and host, or call Python, inside a program.
+HOST_PRIMITIVES = re.compile(r"callback|infeed|outfeed|host|device_put|debug")
+HOST_OPERATIONS = re.compile(
+    r"outfeed|infeed|custom_call_target=\"[^\"]*(callback|host|Host|python)|S\(5\)| send\(| recv\("
+)
+
+
+def primitives(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for parameter in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")):
+            inner = getattr(parameter, "jaxpr", parameter)
+            if hasattr(inner, "eqns"):
+                yield from primitives(inner)
+
+
+def rollout_of(state, config=CONFIG, task=TASK):
+    prompts = task.prompts(jax.random.key(5), config.num_prompts)
+    return collect_for_host(state, prompts, config=config, eos_token_ids=())
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_an_iteration_is_one_program_without_the_host(state):
+    traced = train_iteration.trace(state, task=TASK, config=CONFIG, optimizer=OPTIMIZER)
+    names = set(primitives(traced.jaxpr.jaxpr))
+    assert {"while", "dot_general", "scan"} <= names, "the walk must reach the bodies of loops"
+    assert not [name for name in names if HOST_PRIMITIVES.search(name)]
+    assert not HOST_OPERATIONS.search(traced.lower().compile().as_text())
+
+
+def test_the_search_for_host_traffic_finds_it():
+    def talks(x):
+        jax.debug.callback(lambda y: None, x)
+        return jax.lax.while_loop(lambda y: y < 3, lambda y: jax.pure_callback(lambda z: z + 1, y, y), x)
+
+    traced = jax.jit(talks).trace(jnp.int32(0))
+    assert sum(bool(HOST_PRIMITIVES.search(name)) for name in primitives(traced.jaxpr.jaxpr)) == 2
+    assert HOST_OPERATIONS.search(traced.lower().compile().as_text())
+
+
+def test_an_iteration_passes_a_transfer_guard(state):
+    state, _ = train_iteration(state, task=TASK, config=CONFIG, optimizer=OPTIMIZER)
+    with jax.transfer_guard("disallow"):
+        state, metrics = train_iteration(state, task=TASK, config=CONFIG, optimizer=OPTIMIZER)
+    assert int(state.step) == 2
+    assert np.isfinite(float(metrics.loss))
+
+
+def test_the_state_is_donated(state):
+    train_iteration(state, task=TASK, config=CONFIG, optimizer=OPTIMIZER)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.model))
+
+
+def test_iterations_compile_once(state):
+    for _ in range(3):
+        state, _ = train_iteration(state, task=TASK, config=CONFIG, optimizer=OPTIMIZER)
+    before = train_iteration._cache_size()
+    for _ in range(3):
+        state, _ = train_iteration(state, task=TASK, config=CONFIG, optimizer=OPTIMIZER)
+    assert train_iteration._cache_size() == before
+
+
+def test_the_ratio_is_one_on_the_first_pass_of_every_iteration(state):
+    for _ in range(8):
+        state, metrics = train_iteration(state, task=TASK, config=CONFIG, optimizer=OPTIMIZER)
+        assert metrics.max_ratio_error <= 1e-5
+        assert metrics.clip_fraction == 0
+
+
+def test_full_vocabulary_scoring_is_biased_where_supports_are_not(state):
+    config = dataclasses.replace(CONFIG, sampling_mask=False)
+    rollout = rollout_of(state)
+    rewards = Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
+    _, off = grpo_step(state, rollout, rewards, config=config, optimizer=OPTIMIZER)
+    _, on = grpo_step(state, rollout, rewards, config=CONFIG, optimizer=OPTIMIZER)
+    assert abs(float(on.ratio_mean) - 1) <= 1e-6
+    # Full probabilities are the kept ones times the kept mass, which truncation made smaller than 1.
+    assert float(off.ratio_mean) < 0.95
+    assert float(off.ratio_std) > 0.01
+
+
+def test_recorded_logprobs_are_the_models_on_the_recorded_supports(state):
+    rollout = rollout_of(state)
+    rows = _learner_rows(rollout, jnp.zeros(16))
+    logits = state.model.logits(rows.token_ids)
+    first = int(rollout.prompt_lengths[0]) - 1
+    logits = logits[:, first : first + CONFIG.max_new_tokens]
+    expected = masked_log_probs(logits, rollout.support, rollout.token_ids)
+    np.testing.assert_allclose(rollout.logprobs, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_micro_batches", [2, 4])
+def test_micro_batches_do_not_change_the_gradient(state, num_micro_batches):
+    rollout = rollout_of(state)
+    # Unequal lengths, so that means of means would differ from the mean.
+    rollout = dataclasses.replace(rollout, lengths=jnp.asarray(np.arange(16) % 3 + 1, jnp.int32))
+    rows = _learner_rows(rollout, jnp.asarray(np.linspace(-1, 1, 16), jnp.float32))
+    whole, seen = _accumulate(state.model, rows, CONFIG)
+    parts, seen_parts = _accumulate(state.model, rows, dataclasses.replace(CONFIG, num_micro_batches=num_micro_batches))
+    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6 * float(jnp.abs(one).max() + 1))
+    np.testing.assert_allclose(seen.loss, seen_parts.loss, atol=1e-6)
+
+
+def test_what_lies_in_cells_that_were_not_sampled_changes_nothing(state):
+    rollout = dataclasses.replace(rollout_of(state), lengths=jnp.asarray(np.arange(16) % 3 + 1, jnp.int32))
+    mask = rollout.loss_mask
+    dirty = dataclasses.replace(
+        rollout,
+        token_ids=jnp.where(mask, rollout.token_ids, 9),
+        logprobs=jnp.where(mask, rollout.logprobs, jnp.nan),
+        support=dataclasses.replace(
+            rollout.support,
+            token_ids=jnp.where(mask[:, :, None], rollout.support.token_ids, 2),
+            counts=jnp.where(mask, rollout.support.counts, 99),
+        ),
+    )
+    advantages = jnp.asarray(np.linspace(-1, 1, 16), jnp.float32)
+    clean, _ = jax.jit(_accumulate, static_argnums=2)(state.model, _learner_rows(rollout, advantages), CONFIG)
+    other, _ = jax.jit(_accumulate, static_argnums=2)(state.model, _learner_rows(dirty, advantages), CONFIG)
+    for one, two in zip(jax.tree.leaves(clean), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_an_empty_rollout_moves_nothing_and_stays_finite(state):
+    rollout = dataclasses.replace(rollout_of(state), lengths=jnp.zeros(16, jnp.int32))
+    before = jax.tree.map(np.asarray, state.model)
+    rewards = Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
+    after, metrics = grpo_step(state, rollout, rewards, config=CONFIG, optimizer=OPTIMIZER)
+    assert all(np.isfinite(np.asarray(leaf)) for leaf in jax.tree.leaves(metrics))
+    for one, two in zip(jax.tree.leaves(before), jax.tree.leaves(after.model), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_equal_rewards_move_nothing(state):
+    before = jax.tree.map(np.asarray, state.model)
+    rewards = Rewards(jnp.full(16, 0.1), jnp.zeros(16, bool))
+    after, metrics = grpo_step(state, rollout_of(state), rewards, config=CONFIG, optimizer=OPTIMIZER)
+    assert metrics.loss == 0
+    assert metrics.grad_norm == 0
+    for one, two in zip(jax.tree.leaves(before), jax.tree.leaves(after.model), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_later_passes_move_the_ratio(state):
+    config = dataclasses.replace(CONFIG, num_updates=3, learning_rate=0.5)
+    rewards = Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
+    after, metrics = grpo_step(state, rollout_of(state), rewards, config=config, optimizer=OPTIMIZER)
+    assert metrics.max_ratio_error <= 1e-5, "the first pass has the weights that sampled"
+    assert int(after.step) == 1
+
+
+def test_the_host_path_moves_ids_down_and_rewards_up_only(state):
+    prompts = jax.device_put(TASK.prompts(jax.random.key(1), CONFIG.num_prompts))
+    rewards = jax.device_put(Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool)))
+    warm = init_state(make_model(), OPTIMIZER, 0)
+    rollout = collect_for_host(warm, prompts, config=CONFIG, eos_token_ids=())
+    update_from_host(warm, rollout, rewards, config=CONFIG, optimizer=OPTIMIZER)
+    with jax.transfer_guard("disallow"):
+        rollout = collect_for_host(state, prompts, config=CONFIG, eos_token_ids=())
+        state, metrics = update_from_host(state, rollout, rewards, config=CONFIG, optimizer=OPTIMIZER)
+    assert metrics.max_ratio_error <= 1e-5
+
+
+def test_join_puts_each_completion_behind_its_own_prompt():
+    prompts = jnp.array([[7, 8, 0], [4, 5, 6]], jnp.int32)
+    joined = _join(prompts, jnp.array([2, 3], jnp.int32), jnp.array([[1, 2], [3, 9]], jnp.int32))
+    assert joined.shape == (2, 4)
+    assert joined[0, :3].tolist() == [7, 8, 1]
+    assert joined[1].tolist() == [4, 5, 6, 3]
+
+
+def test_master_weights_take_small_steps():
+    # 1000 updates of 1e-6 move a float32 weight of 1 by about 1e-3; bfloat16 would not move at all.
+    weight = jnp.float32(1.0)
+    for _ in range(1000):
+        weight = weight - jnp.float32(1e-6)
+    assert abs(float(1 - weight) - 1.0133e-3) < 0.02 * 1e-3
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(make_model()))
