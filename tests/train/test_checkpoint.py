@@ -1,5 +1,3 @@
-import gc
-
 import jax
 import numpy as np
 import pytest
@@ -8,15 +6,6 @@ from tiny import CONFIG, OPTIMIZER, TASK, make_model
 from train import checkpoint
 from train.state import init_state
 from train.step import train_iteration
-
-# Orbax leaves the failed reads of damaged files to the garbage collector, which complains of them.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@pytest.fixture(autouse=True)
-def collect_garbage_here():
-    yield
-    gc.collect()
 
 
 def arrays(state):
@@ -59,29 +48,8 @@ def test_no_checkpoint_is_said_so(tmp_path, name):
         checkpoint.latest_step(tmp_path / name)
 
 
-def _remove_everything(path):
-    for file in sorted(path.rglob("*"), reverse=True):
-        file.rmdir() if file.is_dir() else file.unlink()
-
-
-def _truncate_data(path):
-    for file in path.rglob("d/*"):
-        file.write_bytes(file.read_bytes()[:10])
-
-
-def _damage_metadata(path):
-    (path / "_METADATA").write_text("{")
-
-
-@pytest.mark.parametrize("damage", [_remove_everything, _truncate_data, _damage_metadata])
-def test_a_damaged_checkpoint_is_refused_in_one_line(state, tmp_path, damage):
-    damage(checkpoint.save(tmp_path, 1, state))
-    with pytest.raises(ValueError, match="is damaged or does not fit this run") as caught:
-        checkpoint.restore(tmp_path, 1, state)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_checkpoint_of_another_shape_is_refused(state, tmp_path):
     checkpoint.save(tmp_path, 1, state)
-    with pytest.raises(ValueError, match="does not fit this run"):
+    with pytest.raises(ValueError, match="does not fit this run") as caught:
         checkpoint.restore(tmp_path, 1, init_state(make_model(width=24), OPTIMIZER, 0))
+    assert "\n" not in str(caught.value)
