@@ -54,11 +54,20 @@ def restore(folder: Path, step: int, like: TrainState) -> TrainState:
     wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, _named_leaves(like))
     try:
         with ocp.StandardCheckpointer() as checkpointer:
+            _check_leaves(dict(checkpointer.metadata(path).item_metadata.tree), wanted)
             found = checkpointer.restore(path, wanted)
     except Exception as error:  # Orbax and its storage raise many kinds, and every one of them means the same here
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"checkpoint {path} is damaged or does not fit this run: {reason}") from error
     return _with_leaves(like, found)
+
+
+def _check_leaves(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    for name in sorted(found.keys() ^ wanted.keys()):
+        raise ValueError(f"it {'holds' if name in found else 'lacks'} an array {name}")
+    for name, leaf in wanted.items():
+        if tuple(found[name].shape) != leaf.shape:
+            raise ValueError(f"array {name} has shape {tuple(found[name].shape)}, not {leaf.shape}")
 
 
 def _named_leaves(state: TrainState) -> dict[str, Any]:
