@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,25 @@ def restore(folder: Path, step: int, like: TrainState) -> TrainState:
     wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, _named_leaves(like))
     try:
         with ocp.StandardCheckpointer() as checkpointer:
-            _check_leaves(dict(checkpointer.metadata(path).item_metadata.tree), wanted)
+            _check_leaves(_saved_leaves(checkpointer, path), wanted)
             found = checkpointer.restore(path, wanted)
     except Exception as error:  # Orbax and its storage raise many kinds, and every one of them means the same here
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"checkpoint {path} is damaged or does not fit this run: {reason}") from error
     return _with_leaves(like, found)
+
+
+def _saved_leaves(checkpointer: ocp.StandardCheckpointer, path: Path) -> dict[str, Any]:
+    log = logging.getLogger("absl")
+    level = log.level
+    log.setLevel(logging.ERROR)  # Orbax warns of unreadable metadata and goes on; it is said here, once
+    try:
+        metadata = checkpointer.metadata(path).item_metadata
+    finally:
+        log.setLevel(level)
+    if metadata is None:
+        raise ValueError("its metadata cannot be read")
+    return dict(metadata.tree)
 
 
 def _check_leaves(found: dict[str, Any], wanted: dict[str, Any]) -> None:
