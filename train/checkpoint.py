@@ -1,8 +1,15 @@
-"""Checkpoints of a learner's state: Orbax, one folder a step, whole or not there."""
+"""Checkpoints of a learner's state: Orbax, one folder a step, whole or not there.
+
+    checkpoints/200/            written by Orbax
+    checkpoints/200.files.json  size and CRC-32 of each file in it; written last, so a step without it is unfinished
+
+The list is checked before anything is read: Orbax reads in threads that outlive an error and go on complaining.
+"""
 
 from __future__ import annotations
 
-import logging
+import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +18,14 @@ import orbax.checkpoint as ocp
 
 from train.state import TrainState
 
+_SUFFIX = ".files.json"
+
 
 def save(folder: Path, step: int, state: TrainState) -> Path:
     """Writes `folder/step` and returns it; on return it is complete.
 
     Raises:
-      ValueError: that checkpoint exists already.
+      ValueError: something of that name exists already.
     """
     path = (folder / str(step)).resolve()
     if path.exists():
@@ -25,18 +34,22 @@ def save(folder: Path, step: int, state: TrainState) -> Path:
         # Waited for: the next iteration donates the very buffers that are being written.
         checkpointer.save(path, _named_leaves(state))
         checkpointer.wait_until_finished()
+    unfinished = path.with_name(path.name + _SUFFIX + ".part")
+    unfinished.write_text(json.dumps(_list_files(path), indent=1), encoding="utf-8")
+    unfinished.rename(path.with_name(path.name + _SUFFIX))
     return path
 
 
 def latest_step(folder: Path) -> int:
-    """The last step with a checkpoint; names that are not a step (Orbax's unfinished writes) are passed over.
+    """The last step with a finished checkpoint; unfinished ones are passed over, and left where they are.
 
     Raises:
       ValueError: there is none.
     """
-    steps = [int(path.name) for path in folder.glob("*") if path.is_dir() and path.name.isdigit()]
+    names = [path.name.removesuffix(_SUFFIX) for path in folder.glob(f"*{_SUFFIX}")]
+    steps = [int(name) for name in names if name.isdigit()]
     if not steps:
-        raise ValueError(f"{folder} holds no checkpoint; expected folders named by their step.")
+        raise ValueError(f"{folder} holds no finished checkpoint; expected STEP{_SUFFIX} beside a folder STEP.")
     return max(steps)
 
 
@@ -49,13 +62,14 @@ def restore(folder: Path, step: int, like: TrainState) -> TrainState:
       like: a state of the same model and optimiser; gives structure and shapes, its values are not used.
 
     Raises:
-      ValueError: the checkpoint is damaged, or belongs to another model or optimiser.
+      ValueError: the checkpoint is damaged, or belongs to another model or optimiser; the file or array is named.
     """
     path = (folder / str(step)).resolve()
     wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, _named_leaves(like))
     try:
+        _check_files(path)
         with ocp.StandardCheckpointer() as checkpointer:
-            _check_leaves(_saved_leaves(checkpointer, path), wanted)
+            _check_leaves(dict(checkpointer.metadata(path).item_metadata.tree), wanted)
             found = checkpointer.restore(path, wanted)
     except Exception as error:  # Orbax and its storage raise many kinds, and every one of them means the same here
         reason = " ".join(str(error).split())[:200]
@@ -63,17 +77,33 @@ def restore(folder: Path, step: int, like: TrainState) -> TrainState:
     return _with_leaves(like, found)
 
 
-def _saved_leaves(checkpointer: ocp.StandardCheckpointer, path: Path) -> dict[str, Any]:
-    log = logging.getLogger("absl")
-    level = log.level
-    log.setLevel(logging.ERROR)  # Orbax warns of unreadable metadata and goes on; it is said here, once
-    try:
-        metadata = checkpointer.metadata(path).item_metadata
-    finally:
-        log.setLevel(level)
-    if metadata is None:
-        raise ValueError("its metadata cannot be read")
-    return dict(metadata.tree)
+def _list_files(path: Path) -> dict[str, tuple[int, int]]:
+    """Size and CRC-32 of every file under `path`."""
+    listed = {}
+    for file in sorted(path.rglob("*")):
+        if file.is_file():
+            listed[file.relative_to(path).as_posix()] = (file.stat().st_size, _checksum(file))
+    return listed
+
+
+def _checksum(file: Path) -> int:
+    checksum = 0
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+def _check_files(path: Path) -> None:
+    listed = json.loads(path.with_name(path.name + _SUFFIX).read_text(encoding="utf-8"))
+    for name, (size, checksum) in listed.items():
+        file = path / name
+        if not file.is_file():
+            raise ValueError(f"file {name} is missing")
+        if file.stat().st_size != size:
+            raise ValueError(f"file {name} has {file.stat().st_size} bytes, not {size}")
+        if _checksum(file) != checksum:
+            raise ValueError(f"file {name} does not have its checksum")
 
 
 def _check_leaves(found: dict[str, Any], wanted: dict[str, Any]) -> None:

@@ -33,18 +33,19 @@ def test_a_checkpoint_is_never_overwritten(state, tmp_path):
         checkpoint.save(tmp_path, 1, state)
 
 
-def test_unfinished_writes_are_passed_over(state, tmp_path):
+def test_unfinished_writes_are_passed_over_and_left(state, tmp_path):
     checkpoint.save(tmp_path, 2, state)
     (tmp_path / "3.orbax-checkpoint-tmp-17").mkdir()
-    (tmp_path / "4").write_text("a file")
+    (tmp_path / "4").mkdir()
+    (tmp_path / "5.files.json.part").write_text("{")
     assert checkpoint.latest_step(tmp_path) == 2
-    assert (tmp_path / "3.orbax-checkpoint-tmp-17").is_dir(), "what this run did not write stays"
+    assert len(list(tmp_path.iterdir())) == 5, "what is not understood stays"
 
 
 @pytest.mark.parametrize("name", ["missing", "empty"])
 def test_no_checkpoint_is_said_so(tmp_path, name):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="holds no checkpoint"):
+    with pytest.raises(ValueError, match="holds no finished checkpoint"):
         checkpoint.latest_step(tmp_path / name)
 
 
