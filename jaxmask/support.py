@@ -63,15 +63,11 @@ class Support:
             _check_row(index, row, vocab_size)
         width = max([1, *map(len, rows)]) if width is None else width
         token_ids = np.full((len(rows), width), vocab_size, np.int32)
-        keep = np.zeros((len(rows), vocab_size), np.bool_)
-        for cells, kept, row in zip(token_ids, keep, rows, strict=True):
-            cells[: len(row)] = row[:width]
-            kept[row] = True
+        for cells, row in zip(token_ids, rows, strict=True):
+            cells[: min(len(row), width)] = row[:width]
         counts = np.array([len(row) for row in rows], np.int32).reshape(len(rows))
-        packed = np.packbits(keep, axis=1, bitorder="little") if (counts > width).any() else None
-        return cls(
-            jnp.asarray(token_ids), jnp.asarray(counts), None if packed is None else jnp.asarray(packed), vocab_size
-        )
+        packed = jnp.asarray(_pack_rows(rows, vocab_size)) if (counts > width).any() else None
+        return cls(jnp.asarray(token_ids), jnp.asarray(counts), packed, vocab_size)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -147,6 +143,13 @@ def _compact(processed_logits: Float[Array, "*B V"], width: int) -> Support:
     token_ids, counts = bits.select_ids(words, width, fill=vocab_size)
     packed = bits.words_to_bytes(words, vocab_size) if width < vocab_size else None
     return Support(token_ids, counts, packed, vocab_size).reshape(*leading)
+
+
+def _pack_rows(rows: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
+    packed = np.zeros((len(rows), -(-vocab_size // 8)), np.uint8)
+    for cells, row in zip(packed, rows, strict=True):
+        np.bitwise_or.at(cells, row >> 3, (1 << (row & 7)).astype(np.uint8))
+    return packed
 
 
 def _check_width(width: int | None) -> None:
