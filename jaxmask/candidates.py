@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from jaxmask import bits
+from jaxmask import bits, filters
 
 CHUNK = 64
 
@@ -54,30 +54,38 @@ def leading_columns(logits: Float[Array, "B V"], top_k: Int[Array, " B"], num: i
     """The first `num` or fewer tokens of each row in canonical order.
 
     Args:
-      logits: edited logits, finite or -inf.
+      logits: edited logits, any float dtype; entries that are not finite are no tokens.
       top_k: how many leading tokens each row needs, at least 1.
       num: columns, C, at most V.
     """
     vocab_size = logits.shape[1]
     if num == vocab_size:
         ids = jnp.broadcast_to(jnp.arange(vocab_size, dtype=jnp.int32)[None, :], logits.shape)
-        return _in_order(ids, logits, jnp.ones(logits.shape[0], jnp.bool_))
-    bound, has_bound = _lower_bound(logits, top_k)
-    words = bits.pack_words((logits >= bound[:, None]) & jnp.isfinite(logits))
+        return _in_order(ids, filters.drawable(logits), jnp.ones(logits.shape[0], jnp.bool_))
+    bound, has_bound = _lower_bound(logits, top_k, num)
+    # Each of these reads `logits` for itself: a cleaned copy of [B, V] that they share would cost more than they do.
+    is_candidate = (logits.astype(jnp.float32) >= bound[:, None]) & jnp.isfinite(logits)
+    words = bits.pack_words(is_candidate)
     ids, counts = bits.select_ids(words, num, fill=vocab_size)
     is_padding = ids == vocab_size
     values = jnp.take_along_axis(logits, jnp.where(is_padding, 0, ids), axis=1)
-    return _in_order(ids, jnp.where(is_padding, -jnp.inf, values), has_bound & (counts <= num))
+    values = jnp.where(is_padding, -jnp.inf, values.astype(jnp.float32))
+    return _in_order(ids, values, has_bound & (counts <= num))
 
 
-def _lower_bound(logits: Float[Array, "B V"], top_k: Int[Array, " B"]) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
-    """The k-th largest chunk maximum, and whether there are k chunks."""
+def _lower_bound(
+    logits: Float[Array, "B V"], top_k: Int[Array, " B"], num: int
+) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
+    """The k-th largest chunk maximum, and whether it is among the `num` largest."""
     num_chunks = -(-logits.shape[1] // CHUNK)
     padding = num_chunks * CHUNK - logits.shape[1]
     padded = jnp.pad(logits, ((0, 0), (0, padding)), constant_values=-jnp.inf)
-    maxima = jnp.sort(padded.reshape(-1, num_chunks, CHUNK).max(axis=2), axis=1, descending=True)
-    rank = jnp.minimum(top_k, num_chunks) - 1
-    return jnp.take_along_axis(maxima, rank[:, None], axis=1)[:, 0], top_k <= num_chunks
+    # A chunk that holds NaN or +inf counts as empty: that only lowers the bound, and spares a clean copy of [B, V].
+    maxima = filters.drawable(padded.reshape(-1, num_chunks, CHUNK).max(axis=2))
+    # 64 times fewer than logits, and only the leading ones are needed: `top_k` is far cheaper here than a sort.
+    maxima, _ = jax.lax.top_k(maxima, min(num, num_chunks))
+    rank = jnp.minimum(top_k, maxima.shape[1]) - 1
+    return jnp.take_along_axis(maxima, rank[:, None], axis=1)[:, 0], top_k <= maxima.shape[1]
 
 
 def _in_order(token_ids: Int[Array, "B C"], logits: Float[Array, "B C"], is_complete: Bool[Array, " B"]) -> Columns:

@@ -13,6 +13,12 @@ from jaxtyping import Array, Bool, Float, Int
 _LOWEST = jnp.finfo(jnp.float32).min
 
 
+def drawable(logits: Float[Array, "*B C"]) -> Float[Array, "*B C"]:
+    """float32 logits with -inf for whatever cannot be drawn: NaN, +inf and -inf."""
+    logits = logits.astype(jnp.float32)
+    return jnp.where(jnp.isfinite(logits), logits, -jnp.inf)
+
+
 def effective_temperature(temperature: Float[Array, " B"]) -> Float[Array, " B"]:
     """The divisor of the logits: 1 in greedy rows, whose log-probabilities are not tempered (as in vLLM)."""
     return jnp.where(temperature > 0, temperature, 1.0)

@@ -23,7 +23,7 @@ def reported_values(
 
     Args:
       mode: one of `params.LOGPROBS_MODES`.
-      raw_logits: before any edit, -inf where not finite.
+      raw_logits: before any edit.
       edited: after the edits, before the temperature.
       processed_logprobs: after everything.
       token_ids: drawn ids.
@@ -34,9 +34,9 @@ def reported_values(
     if mode == "processed_logprobs":
         return processed_logprobs
     if mode == "processed_logits":
-        return _pick(edited, token_ids) / filters.effective_temperature(temperature)
-    raw = _pick(raw_logits, token_ids)
-    return raw if mode == "raw_logits" else raw - jax.nn.logsumexp(raw_logits, axis=1)
+        return _pick(edited, token_ids).astype(jnp.float32) / filters.effective_temperature(temperature)
+    raw = _pick(raw_logits, token_ids).astype(jnp.float32)
+    return raw if mode == "raw_logits" else raw - jax.nn.logsumexp(filters.drawable(raw_logits), axis=1)
 
 
 def _pick(values: Float[Array, "B V"], token_ids: Int[Array, " B"]) -> Float[Array, " B"]:

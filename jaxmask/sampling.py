@@ -99,15 +99,15 @@ def _sample(
     width: int,
     logprobs_mode: str,
 ) -> Sample:
-    raw = logits[:, : batch.vocab_size].astype(jnp.float32)
-    raw = jnp.where(jnp.isfinite(raw), raw, -jnp.inf)
-    edited = edits.apply_edits(raw, edits.EditTerms.for_vocabulary(batch, history, steps), batch)
-    # An edit can overflow: what is not finite now cannot be drawn.
-    edited = jnp.where(jnp.isfinite(edited), edited, -jnp.inf)
+    logits = logits[:, : batch.vocab_size]
+    terms = edits.EditTerms.for_vocabulary(batch, history, steps)
+    # Without edits the logits are read where they lie: a cleaned copy of [B, V] would cost more than the sampling.
+    is_edited = jax.tree.leaves(terms) != []
+    edited = edits.apply_edits(filters.drawable(logits), terms, batch) if is_edited else logits
     drawn = _draw(edited, batch, steps, width)
     values = logprobs.reported_values(
         logprobs_mode,
-        raw_logits=raw,
+        raw_logits=logits,
         edited=edited,
         processed_logprobs=drawn.logprobs,
         token_ids=drawn.token_ids,
@@ -145,6 +145,7 @@ def _draw_from_columns(
 
 
 def _draw_from_rows(edited: Float[Array, "B V"], batch: SamplingBatch, steps: Int[Array, " B"], width: int) -> Sample:
+    edited = filters.drawable(edited)
     z = filters.temper(edited, edited.max(axis=1), batch.temperature)
     is_kept = bisection.keep(edited, z, batch.min_p, batch.top_k, batch.top_p)
     all_ids = jnp.broadcast_to(jnp.arange(batch.vocab_size, dtype=jnp.int32)[None, :], z.shape)
@@ -177,7 +178,12 @@ def _redraw_rows(
             _draw_from_rows(row_edited, row_batch, row_steps, width),
         )
 
-    return jax.lax.fori_loop(0, is_flagged.sum(dtype=jnp.int32), redraw, drawn)
+    # The condition keeps XLA from computing the only row of a batch of one ahead of a loop that may not run.
+    return jax.lax.cond(
+        is_flagged.any(),
+        lambda: jax.lax.fori_loop(0, is_flagged.sum(dtype=jnp.int32), redraw, drawn),
+        lambda: drawn,
+    )
 
 
 def _winner(

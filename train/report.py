@@ -10,7 +10,9 @@ from typing import Any
 import matplotlib.figure
 import numpy as np
 
-BLUE, ORANGE, GREEN, GREY = "#2563eb", "#d97706", "#059669", "#94a3b8"
+BLUE, ORANGE, GREEN = "#2563eb", "#d97706", "#059669"
+# A float32 ratio that is 1 to the last bit has no place on a logarithmic axis.
+RATIO_FLOOR = 1e-8
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -26,20 +28,17 @@ def plot_curves(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     reward, support, ratio, entropy = figure.subplots(2, 2).flat
     steps = np.array([row["step"] for row in rows])
     _lines(reward, steps, rows, {"rewards/mean": ("mean reward", BLUE), "rewards/exact": ("exact answers", GREEN)})
-    reward.set(title="reward", ylim=(-0.02, 1.02))
+    _finish(reward, "reward", ylim=(-0.02, 1.02))
     _lines(support, steps, rows, {"support/size_mean": ("mean ids per token", BLUE)})
-    support.set(title="support size", ylim=(0, None))
     share = support.twinx()
-    _lines(share, steps, rows, {"support/one_id_share": ("one-id share (right)", ORANGE)})
+    _lines(share, steps, rows, {"support/one_id_share": ("share of one-id supports (right axis)", ORANGE)})
     share.set(ylim=(-0.02, 1.02))
-    share.spines["top"].set_visible(False)
+    share.grid(visible=False)
+    _finish(support, "support size", also=share.get_lines(), ylim=(0, None))
     _ratio(ratio, steps, rows)
+    _finish(ratio, "ratio on the first pass: same weights, so it should be 1")
     _lines(entropy, steps, rows, {"entropy": ("entropy, nats", BLUE), "grad_norm": ("gradient norm", ORANGE)})
-    entropy.set(title="entropy on the scored ids, gradient norm", ylim=(0, None))
-    for axes in (reward, entropy):
-        axes.legend(frameon=False)
-    handles = [*support.get_lines()[1::2], *share.get_lines()[1::2]]
-    support.legend(handles, [handle.get_label() for handle in handles], frameon=False, loc="center right")
+    _finish(entropy, "entropy on the scored ids, gradient norm", ylim=(0, None))
     for axes in (ratio, entropy):
         axes.set_xlabel("iteration")
     figure.savefig(path, dpi=120)
@@ -51,23 +50,27 @@ def _lines(axes: Any, steps: np.ndarray, rows: Sequence[dict[str, Any]], series:
         axes.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
         axes.plot(steps, _smooth(values), color=colour, linewidth=1.8, label=label)
     axes.spines["top"].set_visible(False)
-    axes.grid(alpha=0.25)
 
 
 def _ratio(axes: Any, steps: np.ndarray, rows: Sequence[dict[str, Any]]) -> None:
     mean = np.array([row["ratio/mean"] for row in rows])
     spread = np.array([row["ratio/std"] for row in rows])
     error = np.array([row["ratio/max_error"] for row in rows])
-    # A float32 ratio that is 1 to the last bit has no place on a logarithmic axis.
-    floor = 1e-8
     series = (("largest |ratio - 1|", error, BLUE), ("|mean - 1|", np.abs(mean - 1), ORANGE), ("std", spread, GREEN))
     for label, values, colour in series:
-        axes.semilogy(steps, np.maximum(values, floor), color=colour, linewidth=1.0, label=label)
-    axes.axhline(1e-5, color=GREY, linewidth=1, linestyle="--")
-    axes.set(title="ratio on the first pass (same weights: it should be 1)", ylim=(floor, None))
+        axes.semilogy(steps, np.maximum(values, RATIO_FLOOR), color=colour, linewidth=1.0, label=label)
+    axes.set_ylim(RATIO_FLOOR, None)
     axes.spines["top"].set_visible(False)
+
+
+def _finish(axes: Any, title: str, also: Sequence[Any] = (), **limits: Any) -> None:
+    """Title, and the legend under it, outside of the axes, where no curve can run through it."""
+    handles = [line for line in (*axes.get_lines(), *also) if not line.get_label().startswith("_")]
+    axes.set_title(title, loc="left", pad=24)
+    axes.legend(handles=handles, frameon=False, loc="lower left", bbox_to_anchor=(-0.02, 0.99), ncols=3, fontsize=9)
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
+    if limits:
+        axes.set(**limits)
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:

@@ -138,8 +138,8 @@ def _train(
             view.update(step, row)
             done = step + 1
             if done % config.checkpoint_every == 0 or done == config.iterations:
-                saved = checkpoint.save(checkpoints, done, state)
-    _finish(config, folder, console, loop, task, state, saved)
+                checkpoint.save(checkpoints, done, state)
+    _finish(config, folder, console, loop, task, state)
 
 
 def _timed(loop: Loop, state: TrainState, step: int) -> tuple[TrainState, dict[str, Any]]:
@@ -160,7 +160,6 @@ def _finish(
     loop: Loop,
     task: DeviceTask | HostTask,
     state: TrainState,
-    saved: Path,
 ) -> None:
     rows = report.read_metrics(folder / "metrics.jsonl")
     scored = "recorded supports" if config.grpo.sampling_mask else "full vocabulary, sampling mask off"
@@ -180,7 +179,7 @@ def _finish(
     )
     console.print(f"curves      {folder / 'curves.png'}", soft_wrap=True)
     console.print(f"samples     {folder / 'samples.jsonl'}", soft_wrap=True)
-    console.print(f"checkpoint  {saved}", soft_wrap=True)
+    console.print(f"checkpoint  {folder / 'checkpoints' / str(config.iterations)}", soft_wrap=True)
 
 
 def _mean(rows: list[dict[str, Any]], name: str) -> float:
