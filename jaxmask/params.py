@@ -71,7 +71,7 @@ class SamplingParams:
     return_sampling_mask: bool | None = None
 
     def __post_init__(self) -> None:
-        """Checks every field and brings it to its canonical form."""
+        """Checks every field; lists become tuples, the temperature meets its floor."""
         self._check_filters()
         self._check_penalties()
         self._check_lengths()

@@ -68,7 +68,10 @@ def sample(
     check_logprobs_mode(logprobs_mode)
     _check_shapes(logits, batch, width)
     if batch.needs_history and history is None:
-        raise ValueError("history is None, but a penalty or bad word of the batch needs it.")
+        raise ValueError(
+            "history is None, but a penalty or bad word of the batch needs it: make one with History.start or "
+            "History.from_lists, and append each drawn token."
+        )
     steps = jnp.broadcast_to(jnp.asarray(step, jnp.int32), (batch.num_rows,))
     batch = with_support_bound(batch, width)
     return _sample(logits, batch, steps, history if batch.needs_history else None, width, logprobs_mode)

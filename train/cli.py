@@ -6,30 +6,34 @@ import argparse
 import contextlib
 import io
 import itertools
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tyro
 from rich.console import Console
 
-from train import run
+from train import checkpoint, run
 from train.config import RunConfig
 from train.presets import PRESETS, find_preset
 
 DEFAULT_PRESET = "sort-tiny"
 RUNS = Path("runs")
+DESCRIPTION = f"""GRPO on recorded supports. --preset NAME is one of {", ".join(PRESETS)} (default {DEFAULT_PRESET});
+the options below change its fields. --out FOLDER takes the run (default: a new folder under {RUNS}).
+--resume RUN [--iterations N] continues a run from its last checkpoint."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs `python -m train ARGV`; returns its exit code: 0 done, 2 cannot be done as asked, 130 interrupted."""
     try:
         _run(list(argv))
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted; --resume continues from the last checkpoint", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"interrupted{stop}", file=sys.stderr)
         return 130
     return 0
 
@@ -40,12 +44,27 @@ def _run(argv: list[str]) -> None:
     if where.resume is not None:
         if where.preset is not None or where.out is not None:
             raise ValueError("--resume continues a run as it is: --preset and --out do not go with it.")
-        run.resume(Path(where.resume), _iterations_only(overrides), console)
+        folder, iterations = Path(where.resume), _iterations_only(overrides)
+        with _says_how_to_go_on(folder):
+            run.resume(folder, iterations, console)
         return
     preset = find_preset(where.preset or DEFAULT_PRESET)
     config = _overridden(preset, overrides)
     folder = Path(where.out) if where.out is not None else run.new_folder(RUNS, preset.preset)
-    run.start(config, folder, console)
+    with _says_how_to_go_on(folder):
+        run.start(config, folder, console)
+
+
+@contextlib.contextmanager
+def _says_how_to_go_on(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        try:
+            step = checkpoint.latest_step(folder / "checkpoints")
+        except ValueError:
+            raise KeyboardInterrupt(f" before the first checkpoint of {folder}") from None
+        raise KeyboardInterrupt(f"; --resume {folder} goes on after iteration {step}") from None
 
 
 def _overridden(preset: RunConfig, overrides: list[str]) -> RunConfig:
@@ -55,14 +74,15 @@ def _overridden(preset: RunConfig, overrides: list[str]) -> RunConfig:
             return tyro.cli(
                 tyro.conf.OmitArgPrefixes[RunConfig],
                 prog=f"python -m train --preset {preset.preset}",
-                description="Fields of the preset, and how to change them.",
+                description=DESCRIPTION,
                 default=preset,
                 args=overrides,
             )
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise ValueError(_first_paragraph(said.getvalue())) from None
+        # The group that tyro was parsing says nothing to whoever typed the option.
+        raise ValueError(re.sub(r"^Error parsing (RunConfig|grpo): ", "", _first_paragraph(said.getvalue()))) from None
 
 
 def _first_paragraph(box: str) -> str:
@@ -87,6 +107,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _iterations_only(overrides: list[str]) -> int | None:
-    parser = argparse.ArgumentParser(prog="python -m train --resume RUN", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m train --resume RUN", allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--iterations", type=int)
-    return parser.parse_args(overrides).iterations
+    try:
+        known, unknown = parser.parse_known_args(overrides)
+    except argparse.ArgumentError as error:
+        raise ValueError(str(error)) from None
+    if unknown:
+        raise ValueError(f"--resume takes --iterations only: the run keeps its other settings; got {' '.join(unknown)}")
+    return known.iterations

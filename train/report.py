@@ -16,9 +16,26 @@ RATIO_FLOOR = 1e-8
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The metrics of a run, one entry a step; where a resumed run wrote a step again, the later line counts."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return [row for _, row in sorted({row["step"]: row for row in rows}.items())]
+    """The metrics of a run, one entry a step; where a resumed run wrote a step again, the later line counts.
+
+    A line that a killed run left unfinished is passed over: its step was written again, or is lost.
+    """
+    rows = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        rows[row["step"]] = row
+    return [row for _, row in sorted(rows.items())]
+
+
+def end_last_line(path: Path) -> None:
+    """Ends a line that a killed run left unfinished, so that the next one does not stick to it."""
+    text = path.read_bytes() if path.exists() else b""
+    if text and not text.endswith(b"\n"):
+        with path.open("ab") as file:
+            file.write(b"\n")
 
 
 def plot_curves(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
@@ -34,7 +51,8 @@ def plot_curves(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     _lines(share, steps, rows, {"support/one_id_share": ("share of one-id supports (right axis)", ORANGE)})
     share.set(ylim=(-0.02, 1.02))
     share.grid(visible=False)
-    _finish(support, "support size", also=share.get_lines(), ylim=(0, None))
+    top = 1.05 * max(row["support/size_mean"] for row in rows)
+    _finish(support, "support size", also=share.get_lines(), ylim=(0, max(top, 1)))
     _ratio(ratio, steps, rows)
     _finish(ratio, "ratio on the first pass: same weights, so it should be 1")
     _lines(entropy, steps, rows, {"entropy": ("entropy, nats", BLUE), "grad_norm": ("gradient norm", ORANGE)})

@@ -24,7 +24,7 @@ from train.metrics import NAMES, Metrics
 from train.state import TrainState, init_state, make_optimizer
 from train.tasks import ChainSum, DeviceTask, HostTask, SortDigits
 
-NUM_SAMPLES = 6
+NUM_SAMPLES = 5
 
 
 def start(config: RunConfig, folder: Path, console: Console) -> None:
@@ -46,7 +46,7 @@ def resume(folder: Path, iterations: int | None, console: Console) -> None:
 
     Args:
       folder: of the run.
-      iterations: new total, or None to keep the run's own.
+      iterations: new total, which the run keeps from then on, or None for its own. A cosine schedule then ends there.
       console: where progress goes.
 
     Raises:
@@ -66,8 +66,17 @@ def resume(folder: Path, iterations: int | None, console: Console) -> None:
         raise ValueError(f"{folder} has done {step} of {config.iterations} iterations; give a larger --iterations.")
     loop, task, state = _build(config)
     state = checkpoint.restore(folder / "checkpoints", step, state)
+    if iterations is not None:
+        _replace_text(config_path, config.to_json())
     console.print(f"resuming {folder} after iteration {step}")
     _train(config, folder, console, loop, task, state, first_step=step)
+
+
+def _replace_text(path: Path, text: str) -> None:
+    """The new text or, whenever the process dies, the old one."""
+    part = path.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
 
 
 def new_folder(root: Path, name: str) -> Path:
@@ -130,6 +139,7 @@ def _train(
         first_step=first_step,
         sampling_mask=config.grpo.sampling_mask,
     )
+    report.end_last_line(metrics_path)
     with metrics_path.open("a", encoding="utf-8") as file, view:
         for step in range(first_step, config.iterations):
             state, row = _timed(loop, state, step)

@@ -86,5 +86,5 @@ def _visible(token: str) -> str:
     return token.replace("\n", "\\n").replace(" ", "\u00b7")
 
 
-def _prompt_tail(prompt: str, limit: int = 120) -> str:
+def _prompt_tail(prompt: str, limit: int = 100) -> str:
     return prompt if len(prompt) <= limit else "\u2026" + prompt[-limit:]

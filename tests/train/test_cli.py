@@ -15,6 +15,9 @@ from train import cli
         (["--preset", "smollm2-arithmetic", "--model", "/no/such/model"], ["/no/such/model", "allowed"]),
         (["--resume", "/no/such/run"], ["/no/such/run", "config.json"]),
         (["--resume", "run", "--preset", "sort-tiny"], ["--resume", "--preset"]),
+        (["--resume", "run", "--top-k", "4"], ["--iterations only", "--top-k 4"]),
+        (["--resume", "run", "--iterations", "many"], ["--iterations", "'many'"]),
+        (["--out", "/proc/nowhere/run", "--iterations", "1"], ["/proc/nowhere"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(argv, words, capsys, tmp_path, monkeypatch):
@@ -46,17 +49,28 @@ def test_overrides_reach_the_run(monkeypatch, tmp_path):
     assert folder == tmp_path / "x"
 
 
-def test_an_interrupted_run_says_how_to_go_on(monkeypatch, capsys):
-    def stop(*_):
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [([], "interrupted before the first checkpoint of"), ([3, 12], "goes on after iteration 12")],
+)
+def test_an_interrupted_run_says_how_to_go_on(monkeypatch, capsys, tmp_path, steps, words):
+    def stop(config, folder, console):
+        for step in steps:
+            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+            (folder / "checkpoints" / f"{step}.files.json").write_text("{}")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli.run, "start", stop)
-    assert cli.main([]) == 130
-    assert "--resume" in capsys.readouterr().err
+    assert cli.main(["--out", str(tmp_path / "mine")]) == 130
+    said = capsys.readouterr().err
+    assert words in said
+    assert str(tmp_path / "mine") in said
 
 
 def test_help_lists_the_fields(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["--help"])
     assert stop.value.code == 0
-    assert "--top-p" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    for word in ("--top-p", "--resume", "--out", "smollm2-arithmetic"):
+        assert word in said

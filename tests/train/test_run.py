@@ -81,6 +81,17 @@ def test_half_a_run_resumed_is_the_whole_run(whole, tmp_path, monkeypatch):
     assert timeless[0] == timeless[1]
 
 
+def test_a_torn_line_and_a_new_total_survive_a_resume(whole, tmp_path):
+    folder = shutil.copytree(whole[0], tmp_path / "run")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "rewards/me')
+    run.resume(folder, 5, console())
+    assert [row["step"] for row in report.read_metrics(folder / "metrics.jsonl")] == [0, 1, 2, 3, 4]
+    assert RunConfig.from_json((folder / "config.json").read_text()).iterations == 5
+    with pytest.raises(ValueError, match="has done 5 of 5 iterations"):
+        run.resume(folder, None, console())
+
+
 def test_a_run_never_writes_over_another(whole):
     before = {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match="is not empty"):
