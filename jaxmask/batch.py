@@ -47,7 +47,8 @@ class SamplingBatch:
       bad_words: forbidden sequences, right-aligned, padded on the left.
       returns_support: False for rows that opted out: their supports come back empty. None: every row returns it.
       vocab_size: number of real ids; logits may be wider (a padded head).
-      support_bound: a promise that no returned support is larger; None where it is not known.
+      support_bound: a promise that no returned support is larger; None where it is not known. `from_params` checks it;
+        arrays replaced later can break it, and ids beyond the compact width are then lost.
     """
 
     seeds: UInt[Array, "B 2"]
@@ -80,6 +81,8 @@ class SamplingBatch:
         support_bound: int | None = None,
     ) -> SamplingBatch:
         """One row per completion: request r takes `params[r].n` consecutive rows, row i of them with seed + i.
+
+        Requests without a seed draw one here, on the host: a batch made inside jit keeps its seeds in the program.
 
         Args:
           params: the requests.
@@ -118,6 +121,12 @@ class SamplingBatch:
     def needs_history(self) -> bool:
         """Whether an edit looks at prompt or output ids."""
         return self.has_penalties or self.bad_words is not None
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether some row's logits are edited before the temperature."""
+        lists = (self.min_tokens, self.allowed_token_ids, self.logit_bias_ids)
+        return self.needs_history or any(edit is not None for edit in lists)
 
     @property
     def has_penalties(self) -> bool:

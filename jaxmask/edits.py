@@ -55,13 +55,17 @@ class History:
         """The history of given prompts and outputs, one list of ids per row.
 
         Raises:
-          ValueError: number of lists differs from the rows of the batch.
+          ValueError: number of lists differs from the rows of the batch, or an id is outside the vocabulary.
         """
         if not len(prompts) == len(outputs) == batch.num_rows:
             raise ValueError(
                 f"prompts and outputs must have one list per row ({batch.num_rows}), got {len(prompts)} and "
                 f"{len(outputs)}."
             )
+        for row, ids in enumerate(zip(prompts, outputs, strict=True)):
+            outside = [token_id for token_id in (*ids[0], *ids[1]) if not 0 <= token_id < batch.vocab_size]
+            if outside:
+                raise ValueError(f"history of row {row} holds ids {outside} outside [0, {batch.vocab_size}).")
         history = cls.start(_rectangle(prompts), jnp.asarray(np.array([len(p) for p in prompts], np.int32)), batch)
         lengths = jnp.asarray(np.array([len(o) for o in outputs], np.int32))
         for step, column in enumerate(_rectangle(outputs).T):
@@ -73,7 +77,9 @@ class History:
         counts, tail = self.output_counts, self.tail
         if counts is not None:
             rows = jnp.arange(counts.shape[0], dtype=jnp.int32)
-            counts = counts.at[rows, token_ids].add(is_active.astype(jnp.int32), mode="drop")
+            # A negative id would wrap onto the last ones: past the end it is dropped.
+            ids = jnp.where(token_ids < 0, counts.shape[1], token_ids)
+            counts = counts.at[rows, ids].add(is_active.astype(jnp.int32), mode="drop")
         if tail is not None:
             shifted = jnp.concatenate([tail, token_ids[:, None]], axis=1)[:, 1:]
             tail = jnp.where(is_active[:, None], shifted, tail)

@@ -77,8 +77,8 @@ def generate(
       pad_token_id: written past the end of each row.
 
     Raises:
-      ValueError: shapes do not fit, a prompt is empty or holds an id outside the vocabulary, or prompt and completion
-        exceed the model's length.
+      ValueError: shapes do not fit, prompt and completion exceed the model's length or, seen outside of jit only, a
+        prompt is empty or holds an id outside the vocabulary.
     """
     check_logprobs_mode(logprobs_mode)
     num_prompts = prompt_ids.shape[0]
@@ -162,6 +162,7 @@ def _generate(
         state.finish,
         batch,
         group_size,
+        logprobs_mode,
     )
 
 

@@ -18,6 +18,8 @@ LOGPROBS_MODES = ("raw_logits", "raw_logprobs", "processed_logits", "processed_l
 # Below this the division by the temperature only amplifies rounding; vLLM raises it to the same floor.
 MIN_TEMPERATURE = 0.01
 MAX_NUM_SAMPLES = 16384
+# Kept as Python's integers: NumPy's do not hold 64-bit seeds in arithmetic.
+_INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Checks every field; lists become tuples, the temperature meets its floor."""
+        for field in _INTEGERS:
+            if getattr(self, field) is not None:
+                self._set(field, _integer(field, getattr(self, field)))
         self._check_filters()
         self._check_penalties()
         self._check_lengths()

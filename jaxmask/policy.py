@@ -36,7 +36,7 @@ def masked_log_probs(
     support: Support,
     token_ids: Int[Array, "*B"],
     *,
-    temperature: float | Float[Array, "*#B"] = 1.0,
+    temperature: float | Float[Array, ...] = 1.0,
 ) -> Float[Array, "*B"]:
     """Log-probability of each token under the softmax of full logits restricted to its support.
 
@@ -46,7 +46,7 @@ def masked_log_probs(
       logits: any float dtype; entries outside the support, NaN included, change nothing and get no gradient.
       support: recorded at sampling; its leading axes are those of the logits.
       token_ids: sampled ids.
-      temperature: one number, or one per row; that of the rollout.
+      temperature: that of the rollout: one number, or an array of the leading shape; 0 (greedy) tempers nothing.
 
     Returns:
       In (-inf, 0]; -inf where the token lies outside its support.
@@ -57,6 +57,7 @@ def masked_log_probs(
     Source: DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
     """
     _check_shapes(logits.shape[:-1], support, token_ids)
+    _check_temperature(temperature, token_ids.shape)
     if logits.shape[-1] < support.vocab_size:
         raise ValueError(f"logits have {logits.shape[-1]} columns, fewer than the support's {support.vocab_size} ids.")
     if support.packed is None:
@@ -74,7 +75,7 @@ def support_log_probs(
     support: Support,
     token_ids: Int[Array, "*B"],
     *,
-    temperature: float | Float[Array, "*#B"] = 1.0,
+    temperature: float | Float[Array, ...] = 1.0,
 ) -> Float[Array, "*B"]:
     """Log-probability of each token under the softmax restricted to its support; never builds [*B, V].
 
@@ -85,7 +86,7 @@ def support_log_probs(
       head: rows of the LM head; it may have more rows than the vocabulary (padding).
       support: recorded at sampling; its leading axes are those of `hidden`.
       token_ids: sampled ids.
-      temperature: one number, or one per row; that of the rollout.
+      temperature: that of the rollout: one number, or an array of the leading shape; 0 (greedy) tempers nothing.
 
     Returns:
       In (-inf, 0]; -inf where the token lies outside its support. Differentiable in `hidden` and `head`; the gradient
@@ -105,13 +106,14 @@ def support_scores(
     support: Support,
     token_ids: Int[Array, "*B"],
     *,
-    temperature: float | Float[Array, "*#B"] = 1.0,
+    temperature: float | Float[Array, ...] = 1.0,
 ) -> Scores:
     """`support_log_probs` and, from the same kept logits, the entropy over each support.
 
     Rows with an empty support score -inf and get no gradient, whatever their hidden state holds.
     """
     _check_shapes(hidden.shape[:-1], support, token_ids)
+    _check_temperature(temperature, token_ids.shape)
     if head.shape[0] < support.vocab_size:
         raise ValueError(f"head has {head.shape[0]} rows, fewer than the support's {support.vocab_size} ids.")
     # A row without a support is no sampled token: whatever its hidden state holds must not reach the head's gradient.
@@ -119,7 +121,9 @@ def support_scores(
     if support.packed is not None:
         return _over_vocabulary(hidden, head[: support.vocab_size], support, token_ids, temperature)
     columns = _safe_ids(support)
-    kept_logits = _products(hidden, head[columns])
+    # Unused cells gather some row of the head: what it holds must not reach the gradient of `hidden` as 0 x NaN.
+    rows = jnp.where(support.cells()[..., None], head[columns], jnp.zeros((), head.dtype))
+    kept_logits = _products(hidden, rows)
     return _scores(kept_logits, support.cells(), columns == token_ids[..., None], temperature)
 
 
@@ -128,12 +132,18 @@ def full_scores(
     head: Float[Array, "V D"],
     token_ids: Int[Array, "*B"],
     *,
-    temperature: float | Float[Array, "*#B"] = 1.0,
+    temperature: float | Float[Array, ...] = 1.0,
 ) -> Scores:
     """Log-probability and entropy over the whole vocabulary, as trainers without supports compute them.
 
     Rows go through in chunks that are recomputed in the backward pass: memory is 64 V, not [*B, V].
+
+    Raises:
+      ValueError: leading shapes differ.
     """
+    if hidden.shape[:-1] != token_ids.shape:
+        raise ValueError(f"leading shapes must agree, got {hidden.shape[:-1]} for hidden and {token_ids.shape}.")
+    _check_temperature(temperature, token_ids.shape)
     return _over_vocabulary(hidden, head, None, token_ids, temperature)
 
 
@@ -142,7 +152,7 @@ def _over_vocabulary(
     head: Float[Array, "V D"],
     support: Support | None,
     token_ids: Int[Array, "*B"],
-    temperature: float | Float[Array, "*#B"],
+    temperature: float | Float[Array, ...],
 ) -> Scores:
     vocabulary = jnp.arange(head.shape[0], dtype=jnp.int32)
     temperatures = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), token_ids.shape)
@@ -165,10 +175,12 @@ def _scores(
     logits: Float[Array, "*B C"],
     kept: Bool[Array, "*#B C"],
     is_token: Bool[Array, "*#B C"],
-    temperature: float | Float[Array, "*#B"],
+    temperature: float | Float[Array, ...],
 ) -> Scores:
     """Scores over the kept columns; the others are replaced before any arithmetic, so NaN there is harmless."""
     divisor = jnp.asarray(temperature, jnp.float32)
+    # As in the sampler: greedy rows are not tempered.
+    divisor = jnp.where(divisor > 0, divisor, 1.0)
     divisor = divisor[..., None] if divisor.ndim else divisor
     x = jnp.where(kept, logits, 0.0).astype(jnp.float32)
     top = jax.lax.stop_gradient(jnp.where(kept, x, -jnp.inf).max(axis=-1, keepdims=True))
@@ -200,4 +212,14 @@ def _check_shapes(leading: tuple[int, ...], support: Support, token_ids: Int[Arr
         raise ValueError(
             f"leading shapes must agree, got {leading} for the policy, {support.shape} for the support and "
             f"{token_ids.shape} for token_ids."
+        )
+
+
+def _check_temperature(temperature: float | Float[Array, ...], leading: tuple[int, ...]) -> None:
+    if not isinstance(temperature, jax.Array):
+        if not temperature >= 0:
+            raise ValueError(f"temperature must be at least 0, got {temperature}.")
+    elif temperature.ndim and temperature.shape != leading:
+        raise ValueError(
+            f"temperature must be one number or have the leading shape {leading}, got {temperature.shape}."
         )

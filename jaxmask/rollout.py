@@ -37,6 +37,7 @@ class Rollout:
       finish: a `Finish` code per row.
       sampling: the settings of each row.
       group_size: rows per prompt, G; B = P G.
+      logprobs_mode: what `logprobs` holds.
     """
 
     prompt_ids: Int[Array, "P S"]
@@ -48,6 +49,7 @@ class Rollout:
     finish: Int[Array, " B"]
     sampling: SamplingBatch
     group_size: int = dataclasses.field(default=1, metadata={"static": True})
+    logprobs_mode: str = dataclasses.field(default="processed_logprobs", metadata={"static": True})
 
     @property
     def loss_mask(self) -> Bool[Array, "B T"]:

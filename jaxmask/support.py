@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -79,8 +79,22 @@ class Support:
         """Compact cells per row, W."""
         return self.token_ids.shape[-1]
 
+    def __len__(self) -> int:
+        """Size of the first leading axis."""
+        return self.counts.shape[0]
+
+    def __iter__(self) -> Iterator[Support]:
+        """The supports along the first leading axis."""
+        return (self[index] for index in range(len(self)))
+
     def __getitem__(self, index: Any) -> Support:
-        """The supports at `index` of the leading axes."""
+        """The supports at `index` of the leading axes.
+
+        Raises:
+          IndexError: a plain integer outside the first axis.
+        """
+        if isinstance(index, int) and not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is out of range for {len(self)} supports.")
         parts = index if isinstance(index, tuple) else (index,)
         # The axis of the cells stays whole; one index holds at most one ellipsis.
         rest = slice(None) if any(part is ... for part in parts) else ...

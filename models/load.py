@@ -33,7 +33,10 @@ def load(path_or_name: str | Path, dtype: DTypeLike = jnp.float32) -> tuple[Deco
     """
     path = find(path_or_name)
     if path.is_dir():
-        return read_folder(path, dtype), Tokenizer.from_folder(path)
+        try:
+            return read_folder(path, dtype), Tokenizer.from_folder(path)
+        except (TypeError, KeyError, AttributeError, UnicodeDecodeError) as error:
+            raise ValueError(f"a file of {path} does not have the expected form: {error!r}") from error
     if path.suffix == ".gguf":
         return read_gguf(path, dtype)
     raise ValueError(f"{path} is no model, allowed: {ALLOWED}")

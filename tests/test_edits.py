@@ -235,3 +235,12 @@ def test_edits_nobody_uses_touch_nothing():
     assert jax.tree.leaves(terms) == []
     logits = jnp.arange(8.0).reshape(2, 4)
     assert all(edit(logits, terms, batch) is logits for edit in EDITS)
+
+
+def test_ids_outside_the_vocabulary_are_refused_or_dropped_never_wrapped():
+    """P18, P14: -1 must not count as the last id."""
+    batch = SamplingBatch.from_params([SamplingParams(frequency_penalty=1.0)], vocab_size=4)
+    with pytest.raises(ValueError, match=r"history of row 0 holds ids \[-1\] outside \[0, 4\)"):
+        History.from_lists([[]], [[2, -1]], batch)
+    history = History.from_lists([[]], [[2]], batch).append(jnp.array([-1], jnp.int32), jnp.array([True]))
+    assert history.output_counts.tolist() == [[0, 0, 1, 0]]

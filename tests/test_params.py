@@ -210,3 +210,9 @@ def test_log_prob_modes():
         check_logprobs_mode(mode)
     with pytest.raises(ValueError, match=r"^logprobs_mode must be one of .*, got 'logprobs'\.$"):
         check_logprobs_mode("logprobs")
+
+
+def test_numpy_integers_become_plain_ones():
+    params = SamplingParams(seed=np.uint64(2**63 + 5), top_k=np.int32(5), n=np.int64(2))
+    assert [type(value) for value in (params.seed, params.top_k, params.n)] == [int, int, int]
+    assert params.seed == 2**63 + 5

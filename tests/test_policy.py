@@ -475,3 +475,33 @@ def test_rows_without_a_support_reach_no_gradient_whatever_they_hold(width):
     for one, other in zip(clean, dirty, strict=True):
         assert np.isfinite(other).all()
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_greedy_temperature_tempers_nothing_as_in_the_sampler():
+    support = Support.from_lists([[0, 1, 2]] * 2, 3)
+    logits, token_ids = jnp.array([[1.0, 2.0, 0.0]] * 2), jnp.array([0, 1], jnp.int32)
+    mixed = masked_log_probs(logits, support, token_ids, temperature=jnp.array([0.0, 0.5]))
+    plain = masked_log_probs(logits, support, token_ids, temperature=1.0)
+    half = masked_log_probs(logits, support, token_ids, temperature=0.5)
+    np.testing.assert_array_equal(mixed, [plain[0], half[1]])
+
+
+def test_temperatures_that_do_not_fit_are_refused():
+    support = Support.from_lists([[0, 1]] * 4, 3).reshape(2, 2)
+    logits, token_ids = jnp.zeros((2, 2, 3)), jnp.zeros((2, 2), jnp.int32)
+    with pytest.raises(ValueError, match=r"one number or have the .*shape \(2, 2\), got \(2,\)"):
+        masked_log_probs(logits, support, token_ids, temperature=jnp.ones(2))
+    with pytest.raises(ValueError, match=r"temperature must be at least 0, got -1\.0"):
+        masked_log_probs(logits, support, token_ids, temperature=-1.0)
+
+
+def test_head_rows_outside_every_support_reach_no_gradient():
+    support = Support.from_lists([[1, 2, 3], [4]], 5)
+    head = jnp.asarray(np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32))
+    hidden = jnp.asarray(np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32))
+    token_ids = jnp.array([2, 4], jnp.int32)
+
+    def slope(head):
+        return jax.grad(lambda h: support_log_probs(h, head, support, token_ids).sum())(hidden)
+
+    np.testing.assert_array_equal(slope(head), slope(head.at[0].set(jnp.nan)))

@@ -122,3 +122,13 @@ def test_errors_name_the_row():
             Support.from_logits(jnp.zeros((1, V)), width)
         with pytest.raises(ValueError, match=f"width must be at least 1, got {width}"):
             Support.from_lists([[0]], V, width)
+
+
+def test_a_support_is_a_finite_sequence_of_its_rows():
+    support = Support.from_lists([[1, 2], [0], []], 10)
+    assert len(support) == 3
+    assert [row.to_lists() for row in support] == [[1, 2], [0], []]
+    assert support[-1].to_lists() == []
+    for index in (3, -4):
+        with pytest.raises(IndexError, match=f"index {index} is out of range for 3"):
+            support[index]

@@ -23,7 +23,7 @@ def group_advantages(
 
     Source: DeepSeekMath, arXiv 2402.03300, section 4.1.2.
     """
-    if rewards.shape[0] % group_size or group_size <= ddof:
+    if group_size <= ddof or rewards.shape[0] % group_size:
         raise ValueError(
             f"group_size must divide the {rewards.shape[0]} rewards and exceed ddof={ddof}, got {group_size}."
         )

@@ -25,11 +25,14 @@ def save(folder: Path, step: int, state: TrainState) -> Path:
     """Writes `folder/step` and returns it; on return it is complete.
 
     Raises:
-      ValueError: something of that name exists already.
+      ValueError: a finished checkpoint of that step exists already.
     """
     path = (folder / str(step)).resolve()
-    if path.exists():
+    if path.with_name(path.name + _SUFFIX).exists():
         raise ValueError(f"{path} exists already; a checkpoint is never overwritten.")
+    if path.exists():
+        # A run was killed between the folder and its list: set aside, since nobody can tell what it holds.
+        path.rename(_free_name(path))
     with ocp.StandardCheckpointer() as checkpointer:
         # Waited for: the next iteration donates the very buffers that are being written.
         checkpointer.save(path, _named_leaves(state))
@@ -41,13 +44,13 @@ def save(folder: Path, step: int, state: TrainState) -> Path:
 
 
 def latest_step(folder: Path) -> int:
-    """The last step with a finished checkpoint; unfinished ones are passed over, and left where they are.
+    """The last step with a finished checkpoint; unfinished ones are passed over.
 
     Raises:
       ValueError: there is none.
     """
     names = [path.name.removesuffix(_SUFFIX) for path in folder.glob(f"*{_SUFFIX}")]
-    steps = [int(name) for name in names if name.isdigit()]
+    steps = [int(name) for name in names if name.isascii() and name.isdigit()]
     if not steps:
         raise ValueError(f"{folder} holds no finished checkpoint; expected STEP{_SUFFIX} beside a folder STEP.")
     return max(steps)
@@ -75,6 +78,13 @@ def restore(folder: Path, step: int, like: TrainState) -> TrainState:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"checkpoint {path} is damaged or does not fit this run: {reason}") from error
     return _with_leaves(like, found)
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (name := path.with_name(f"{path.name}.unfinished-{number}")).exists():
+        number += 1
+    return name
 
 
 def _list_files(path: Path) -> dict[str, tuple[int, int]]:

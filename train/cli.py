@@ -8,20 +8,19 @@ import io
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import tyro
 from rich.console import Console
 
-from train import checkpoint, run
+from train import run
 from train.config import RunConfig
 from train.presets import PRESETS, find_preset
 
 DEFAULT_PRESET = "sort-tiny"
-RUNS = Path("runs")
 DESCRIPTION = f"""GRPO on recorded supports. --preset NAME is one of {", ".join(PRESETS)} (default {DEFAULT_PRESET});
-the options below change its fields. --out FOLDER takes the run (default: a new folder under {RUNS}).
+the options below change its fields. --out FOLDER takes the run (default: a new folder under {run.RUNS}).
 --resume RUN [--iterations N] continues a run from its last checkpoint."""
 
 
@@ -40,31 +39,18 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(argv: list[str]) -> None:
     console = Console()
-    where, overrides = _parser().parse_known_args(argv)
+    try:
+        where, overrides = _parser().parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise ValueError(str(error)) from None
     if where.resume is not None:
         if where.preset is not None or where.out is not None:
             raise ValueError("--resume continues a run as it is: --preset and --out do not go with it.")
-        folder, iterations = Path(where.resume), _iterations_only(overrides)
-        with _says_how_to_go_on(folder):
-            run.resume(folder, iterations, console)
+        run.resume(Path(where.resume), _iterations_only(overrides), console)
         return
     preset = find_preset(where.preset or DEFAULT_PRESET)
     config = _overridden(preset, overrides)
-    folder = Path(where.out) if where.out is not None else run.new_folder(RUNS, preset.preset)
-    with _says_how_to_go_on(folder):
-        run.start(config, folder, console)
-
-
-@contextlib.contextmanager
-def _says_how_to_go_on(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        try:
-            step = checkpoint.latest_step(folder / "checkpoints")
-        except ValueError:
-            raise KeyboardInterrupt(f" before the first checkpoint of {folder}") from None
-        raise KeyboardInterrupt(f"; --resume {folder} goes on after iteration {step}") from None
+    run.start(config, None if where.out is None else Path(where.out), console)
 
 
 def _overridden(preset: RunConfig, overrides: list[str]) -> RunConfig:
@@ -99,7 +85,7 @@ def _first_paragraph(box: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m train", add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m train", add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--preset", help=f"one of {', '.join(PRESETS)}")
     parser.add_argument("--out")
     parser.add_argument("--resume")

@@ -132,10 +132,21 @@ TASKS = ("sort", "chain-sum")
 SCHEDULES = ("constant", "cosine")
 
 
+def _is_of_type(value: Any, annotation: str) -> bool:
+    """Whether a JSON value fits a plain annotation; others are checked by the class itself."""
+    if isinstance(value, bool) or annotation == "bool":
+        return isinstance(value, bool) and annotation == "bool"
+    kinds: dict[str, Any] = {"int": int, "float": (int, float), "str": str}
+    return isinstance(value, kinds.get(annotation, object))
+
+
 def _build(kind: type, values: dict[str, Any]) -> Any:
     known = {field.name for field in dataclasses.fields(kind)}
     if unknown := sorted(set(values) - known):
         raise ValueError(f"unknown fields {unknown} of {kind.__name__}; allowed are {sorted(known)}.")
+    for field in dataclasses.fields(kind):
+        if field.name in values and not _is_of_type(values[field.name], str(field.type)):
+            raise ValueError(f"{field.name} must be of type {field.type}, got {values[field.name]!r}.")
     try:
         return kind(**values)
     except TypeError as error:

@@ -23,11 +23,10 @@ class Display:
     Use as a context manager and call `update` after each iteration.
     """
 
-    def __init__(self, console: Console, title: str, *, num_iterations: int, first_step: int, sampling_mask: bool):
-        """A run from `first_step` to `num_iterations`."""
+    def __init__(self, console: Console, title: str, *, num_iterations: int, sampling_mask: bool):
+        """A run of `num_iterations`, scored on supports or, without the mask, on the whole vocabulary."""
         self._console, self._title = console, title
         self._num_iterations, self._sampling_mask = num_iterations, sampling_mask
-        self._first_step = first_step
         self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
         self._started = time.monotonic()
         self._last_line = -SECONDS_BETWEEN_LINES

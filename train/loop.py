@@ -43,7 +43,13 @@ class DeviceLoop:
         """See `Loop.sample`."""
         make_prompts = jax.jit(self._task.prompts, static_argnums=1)
         prompts = make_prompts(jax.random.fold_in(jax.random.key(step), 1), self._config.num_prompts)
-        rollout = collect_for_host(state, prompts, config=self._config, eos_token_ids=tuple(self._task.eos_token_ids))
+        rollout = collect_for_host(
+            state,
+            prompts,
+            config=self._config,
+            vocab_size=self._task.vocab_size,
+            eos_token_ids=self._task.eos_token_ids,
+        )
         return rollout, jax.jit(self._task.score)(rollout)
 
 
@@ -63,7 +69,11 @@ class HostLoop:
         """See `Loop.sample`."""
         prompts, entries = self._task.prompts(step, self._config.num_prompts)
         rollout = collect_for_host(
-            state, jax.device_put(prompts), config=self._config, eos_token_ids=tuple(self._task.eos_token_ids)
+            state,
+            jax.device_put(prompts),
+            config=self._config,
+            vocab_size=self._task.vocab_size,
+            eos_token_ids=self._task.eos_token_ids,
         )
         token_ids, lengths = jax.device_get((rollout.token_ids, rollout.lengths))
         completions = [row[:length].tolist() for row, length in zip(token_ids, lengths, strict=True)]

@@ -21,12 +21,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     A line that a killed run left unfinished is passed over: its step was written again, or is lost.
     """
     rows = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             row = json.loads(line)
         except ValueError:
             continue
-        rows[row["step"]] = row
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows[row["step"]] = row
     return [row for _, row in sorted(rows.items())]
 
 

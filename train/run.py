@@ -5,9 +5,12 @@ config.json  metrics.jsonl  samples.jsonl  curves.png  checkpoints/<step>/
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +28,34 @@ from train.state import TrainState, init_state, make_optimizer
 from train.tasks import ChainSum, DeviceTask, HostTask, SortDigits
 
 NUM_SAMPLES = 5
+RUNS = Path("runs")
 
 
-def start(config: RunConfig, folder: Path, console: Console) -> None:
-    """Trains from the beginning, into a folder that is new or empty.
+def start(config: RunConfig, folder: Path | None, console: Console) -> Path:
+    """Trains from the beginning, into a folder that is new or empty, and returns it.
+
+    Args:
+      config: the run.
+      folder: where it goes, or None for a new one under `RUNS`.
+      console: where progress goes.
 
     Raises:
       ValueError: the folder holds something, or the model or task cannot be made.
     """
-    if folder.exists() and any(folder.iterdir()):
+    if folder is not None and folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty; a run never writes over another. Give a new --out, or --resume it.")
     loop, task, state = _build(config)
+    # Only now, so that a run that cannot be made leaves nothing behind.
+    folder = new_folder(RUNS, config.preset) if folder is None else folder
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(config.to_json(), encoding="utf-8")
-    _train(config, folder, console, loop, task, state, first_step=0)
+    try:
+        with (folder / "config.json").open("x", encoding="utf-8") as file:
+            file.write(config.to_json())
+    except FileExistsError:
+        raise ValueError(f"{folder} was taken by another run just now; give a new --out.") from None
+    with _says_how_to_go_on(folder):
+        _train(config, folder, console, loop, task, state, first_step=0)
+    return folder
 
 
 def resume(folder: Path, iterations: int | None, console: Console) -> None:
@@ -69,7 +86,20 @@ def resume(folder: Path, iterations: int | None, console: Console) -> None:
     if iterations is not None:
         _replace_text(config_path, config.to_json())
     console.print(f"resuming {folder} after iteration {step}")
-    _train(config, folder, console, loop, task, state, first_step=step)
+    with _says_how_to_go_on(folder):
+        _train(config, folder, console, loop, task, state, first_step=step)
+
+
+@contextlib.contextmanager
+def _says_how_to_go_on(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        try:
+            step = checkpoint.latest_step(folder / "checkpoints")
+        except ValueError:
+            raise KeyboardInterrupt(f" before the first checkpoint of {folder}") from None
+        raise KeyboardInterrupt(f"; --resume {folder} goes on after iteration {step}") from None
 
 
 def _replace_text(path: Path, text: str) -> None:
@@ -80,11 +110,16 @@ def _replace_text(path: Path, text: str) -> None:
 
 
 def new_folder(root: Path, name: str) -> Path:
-    """The first of root/name-001, root/name-002, ... that does not exist."""
-    number = 1
-    while (folder := root / f"{name}-{number:03d}").exists():
-        number += 1
-    return folder
+    """Makes the first of root/name-001, root/name-002, ... that does not exist, so that no other run can take it."""
+    root.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        folder = root / f"{name}-{number:03d}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("counting never ends")
 
 
 def _build(config: RunConfig) -> tuple[Loop, DeviceTask | HostTask, TrainState]:
@@ -92,12 +127,23 @@ def _build(config: RunConfig) -> tuple[Loop, DeviceTask | HostTask, TrainState]:
     if config.task == "sort":
         sorting = SortDigits()
         model = _decoder(config, sorting.vocab_size)
+        _check_length(model, sorting.prompt_width, config)
         return DeviceLoop(sorting, config.grpo, optimizer), sorting, init_state(model, optimizer, config.seed)
     model, tokenizer = models.load(config.model)
     if tokenizer is None:
         raise ValueError(f"task {config.task!r} needs a tokenizer, and model {config.model!r} has none.")
     chain_sum = ChainSum(tokenizer, seed=config.seed)
+    _check_length(model, chain_sum.prompt_width, config)
     return HostLoop(chain_sum, config.grpo, optimizer), chain_sum, init_state(model, optimizer, config.seed)
+
+
+def _check_length(model: models.Decoder, prompt_width: int, config: RunConfig) -> None:
+    longest = model.max_length - prompt_width
+    if config.grpo.max_new_tokens > longest:
+        raise ValueError(
+            f"max_new_tokens must be at most {longest} (the model's {model.max_length} positions less {prompt_width} "
+            f"of the prompt), got {config.grpo.max_new_tokens}."
+        )
 
 
 def _decoder(config: RunConfig, vocab_size: int) -> models.Decoder:
@@ -136,7 +182,6 @@ def _train(
         console,
         title,
         num_iterations=config.iterations,
-        first_step=first_step,
         sampling_mask=config.grpo.sampling_mask,
     )
     report.end_last_line(metrics_path)

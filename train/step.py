@@ -12,20 +12,34 @@ import functools
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
-from jaxmask import Rollout, SamplingBatch, Scores, Support, full_scores, generate, support_scores
+from jaxmask import (
+    Rollout,
+    SamplingBatch,
+    Scores,
+    full_scores,
+    generate,
+    support_scores,
+)
 from models import Decoder
 from train.advantages import group_advantages
 from train.config import GRPOConfig
 from train.losses import LossInputs, LossOutput, grpo_loss
 from train.metrics import Metrics, masked_mean, ratio_statistics, support_statistics
+from train.rows import LearnerRows, check_replayable, learner_rows
 from train.state import TrainState, apply_gradients
 from train.tasks.base import DeviceTask, Prompts, Rewards
 
 
 def collect(
-    model: Decoder, key: Key[Array, ""], prompts: Prompts, *, config: GRPOConfig, eos_token_ids: tuple[int, ...]
+    model: Decoder,
+    key: Key[Array, ""],
+    prompts: Prompts,
+    *,
+    config: GRPOConfig,
+    vocab_size: int,
+    eos_token_ids: tuple[int, ...],
 ) -> Rollout:
     """`group_size` completions of each prompt, with their supports.
 
@@ -34,11 +48,12 @@ def collect(
       key: the rows' seeds come from it.
       prompts: one row per prompt.
       config: sampling settings and shapes.
+      vocab_size: ids the task knows; a padded head may have more, which are never drawn.
       eos_token_ids: ids that end a completion.
     """
     batch = SamplingBatch.from_params(
         [config.sampling_params()] * config.num_rows,
-        vocab_size=model.vocab_size,
+        vocab_size=vocab_size,
         eos_token_ids=eos_token_ids,
         support_bound=config.top_k,
     )
@@ -49,7 +64,7 @@ def collect(
         jnp.asarray(prompts.token_ids),
         jnp.asarray(prompts.lengths),
         max_new_tokens=config.max_new_tokens,
-        width=min(config.top_k, model.vocab_size),
+        width=min(config.top_k, vocab_size),
         group_size=config.group_size,
     )
 
@@ -71,9 +86,14 @@ def grpo_step(
       config: the loss and how it is cut into micro-batches.
       optimizer: that of `state.opt_state`.
 
+    Raises:
+      ValueError: the rollout cannot be replayed (edited logits, supports left out, other log-probs than
+        `processed_logprobs`), or its rows do not divide into the micro-batches.
+
     Source: DeepSeekMath, arXiv 2402.03300, algorithm 1; supports as in DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
     """
-    rows = _learner_rows(rollout, group_advantages(jnp.asarray(rewards.values), rollout.group_size))
+    check_replayable(rollout, config)
+    rows = learner_rows(rollout, group_advantages(jnp.asarray(rewards.values), rollout.group_size))
 
     def update(state: TrainState, _: None) -> tuple[TrainState, tuple[_Pass, Array]]:
         gradients, done = _accumulate(state.model, rows, config)
@@ -100,41 +120,30 @@ def train_iteration(
     """
     prompts_key, sampling_key = jax.random.split(jax.random.fold_in(state.key, state.step))
     prompts = task.prompts(prompts_key, config.num_prompts)
-    rollout = collect(state.model, sampling_key, prompts, config=config, eos_token_ids=task.eos_token_ids)
+    rollout = collect(
+        state.model,
+        sampling_key,
+        prompts,
+        config=config,
+        vocab_size=task.vocab_size,
+        eos_token_ids=task.eos_token_ids,
+    )
     return grpo_step(state, rollout, task.score(rollout), config=config, optimizer=optimizer)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "eos_token_ids"))
+@functools.partial(jax.jit, static_argnames=("config", "vocab_size", "eos_token_ids"))
 def collect_for_host(
-    state: TrainState, prompts: Prompts, *, config: GRPOConfig, eos_token_ids: tuple[int, ...]
+    state: TrainState, prompts: Prompts, *, config: GRPOConfig, vocab_size: int, eos_token_ids: tuple[int, ...]
 ) -> Rollout:
     """The first of the two programs of an iteration whose rewards come from the host."""
     _, sampling_key = jax.random.split(jax.random.fold_in(state.key, state.step))
-    return collect(state.model, sampling_key, prompts, config=config, eos_token_ids=eos_token_ids)
+    return collect(
+        state.model, sampling_key, prompts, config=config, vocab_size=vocab_size, eos_token_ids=eos_token_ids
+    )
 
 
 # The second one.
 update_from_host = jax.jit(grpo_step, static_argnames=("config", "optimizer"), donate_argnums=0)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _LearnerRows:
-    """A rollout as the learner reads it: prompt and completion joined, one row per completion.
-
-    `first_positions` is where the hidden state lies that predicts a row's first generated token.
-    M: micro-batches, while the rows are cut into them.
-    """
-
-    token_ids: Int[Array, "*M B L"]
-    lengths: Int[Array, "*M B"]
-    first_positions: Int[Array, "*M B"]
-    sampled_ids: Int[Array, "*M B T"]
-    behaviour_logprobs: Float[Array, "*M B T"]
-    temperature: Float[Array, "*M B"]
-    support: Support
-    loss_mask: Bool[Array, "*M B T"]
-    advantages: Float[Array, "*M B"]
 
 
 @jax.tree_util.register_dataclass
@@ -148,37 +157,7 @@ class _Pass:
     entropy: Float[Array, "*M B T"]
 
 
-def _learner_rows(rollout: Rollout, advantages: Float[Array, " B"]) -> _LearnerRows:
-    prompt_ids = jnp.repeat(rollout.prompt_ids, rollout.group_size, axis=0)
-    prompt_lengths = jnp.repeat(rollout.prompt_lengths, rollout.group_size)
-    return _LearnerRows(
-        token_ids=_join(prompt_ids, prompt_lengths, rollout.token_ids),
-        lengths=prompt_lengths + rollout.lengths - 1,
-        first_positions=prompt_lengths - 1,
-        sampled_ids=rollout.token_ids,
-        behaviour_logprobs=rollout.logprobs,
-        temperature=rollout.sampling.temperature,
-        support=rollout.support,
-        loss_mask=rollout.loss_mask,
-        advantages=advantages,
-    )
-
-
-def _join(
-    prompt_ids: Int[Array, "B S"], prompt_lengths: Int[Array, " B"], completion_ids: Int[Array, "B T"]
-) -> Int[Array, "B L"]:
-    """Each completion right behind its prompt; the last token, which predicts nothing, is left out.
-
-    In: prompt [7, 8, pad], length 2, completion [1, 2]  Out: [7, 8, 1, .]
-    """
-    joined = jnp.concatenate([prompt_ids, completion_ids], axis=1)
-    place = jnp.arange(joined.shape[1] - 1, dtype=jnp.int32)[None, :]
-    gap = (prompt_ids.shape[1] - prompt_lengths)[:, None]
-    source = jnp.where(place < prompt_lengths[:, None], place, place + gap)
-    return jnp.take_along_axis(joined, jnp.minimum(source, joined.shape[1] - 1), axis=1)
-
-
-def _score(model: Decoder, rows: _LearnerRows, config: GRPOConfig) -> Scores:
+def _score(model: Decoder, rows: LearnerRows, config: GRPOConfig) -> Scores:
     """The policy's scores of the sampled tokens, on their supports or, without the mask, on the whole vocabulary."""
     hidden = model.hidden(rows.token_ids, rows.lengths)
     steps = jnp.arange(rows.sampled_ids.shape[1], dtype=jnp.int32)[None, :]
@@ -189,11 +168,12 @@ def _score(model: Decoder, rows: _LearnerRows, config: GRPOConfig) -> Scores:
     temperature = jnp.broadcast_to(rows.temperature[:, None], rows.sampled_ids.shape)
     if config.sampling_mask:
         return support_scores(hidden, model.head, rows.support, rows.sampled_ids, temperature=temperature)
-    return full_scores(hidden, model.head, rows.sampled_ids, temperature=temperature)
+    head = model.head[: rows.support.vocab_size]
+    return full_scores(hidden, head, rows.sampled_ids, temperature=temperature)
 
 
 def _loss(
-    model: Decoder, rows: _LearnerRows, num_tokens: Float[Array, ""], config: GRPOConfig
+    model: Decoder, rows: LearnerRows, num_tokens: Float[Array, ""], config: GRPOConfig
 ) -> tuple[Float[Array, ""], tuple[LossOutput, Float[Array, "B T"]]]:
     scores = _score(model, rows, config)
     inputs = LossInputs(scores.logprobs, rows.behaviour_logprobs, rows.advantages, rows.loss_mask)
@@ -201,13 +181,13 @@ def _loss(
     return output.total / num_tokens, (output, scores.entropy)
 
 
-def _accumulate(model: Decoder, rows: _LearnerRows, config: GRPOConfig) -> tuple[Decoder, _Pass]:
+def _accumulate(model: Decoder, rows: LearnerRows, config: GRPOConfig) -> tuple[Decoder, _Pass]:
     """The gradient of the token-mean loss over all rows, and what the pass saw; the cut changes neither."""
     # The whole batch's count, known beforehand, so that parts add up to the undivided loss.
     num_tokens = jnp.maximum(rows.loss_mask.sum(dtype=jnp.float32), 1.0)
     parts = jax.tree.map(lambda leaf: leaf.reshape(config.num_micro_batches, -1, *leaf.shape[1:]), rows)
 
-    def add_part(gradients: Decoder, part: _LearnerRows) -> tuple[Decoder, tuple[Array, tuple[LossOutput, Array]]]:
+    def add_part(gradients: Decoder, part: LearnerRows) -> tuple[Decoder, tuple[Array, tuple[LossOutput, Array]]]:
         (loss, seen), new = jax.value_and_grad(_loss, has_aux=True)(model, part, num_tokens, config)
         return jax.tree.map(jnp.add, gradients, new), (loss, seen)
 

@@ -54,3 +54,13 @@ def test_a_checkpoint_of_another_shape_is_refused(state, tmp_path):
     with pytest.raises(ValueError, match=r"array \.model.* has shape \(11, 16\), not \(11, 24\)") as caught:
         checkpoint.restore(tmp_path, 1, init_state(make_model(width=24), OPTIMIZER, 0))
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_its_list_is_set_aside(state, tmp_path):
+    """A run killed between the folder and the list must be able to write that step again."""
+    checkpoint.save(tmp_path, 4, state)
+    (tmp_path / "4.files.json").unlink()
+    checkpoint.save(tmp_path, 4, state)
+    assert checkpoint.latest_step(tmp_path) == 4
+    assert (tmp_path / "4.unfinished-1").is_dir()
+    checkpoint.restore(tmp_path, 4, state)

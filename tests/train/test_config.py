@@ -59,6 +59,9 @@ def test_json_round_trip(name):
         (lambda values: values["grpo"].update(beta=1), r"unknown fields \['beta'\] of GRPOConfig"),
         (lambda values: values.pop("task"), "RunConfig does not fit.*task"),
         (lambda values: values.update(grpo=3), "an object under 'grpo'"),
+        (lambda values: values.update(seed=1.5), "seed must be of type int, got 1.5"),
+        (lambda values: values["grpo"].update(num_prompts=True), "num_prompts must be of type int, got True"),
+        (lambda values: values["grpo"].update(sampling_mask="no"), "sampling_mask must be of type bool, got 'no'"),
     ],
 )
 def test_json_that_is_not_a_run_is_refused(change, message):

@@ -68,7 +68,7 @@ def test_half_a_run_resumed_is_the_whole_run(whole, tmp_path, monkeypatch):
         return iterate(*arguments)
 
     monkeypatch.setattr(run, "_timed", stops_after_two)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="goes on after iteration 2"):
         run.start(CONFIG, folder, console())
     monkeypatch.setattr(run, "_timed", iterate)
     run.resume(folder, None, console())
@@ -112,11 +112,29 @@ def test_damaged_run_files_are_named(tmp_path):
         run.resume(tmp_path, None, console())
 
 
-def test_new_folders_do_not_meet(tmp_path):
-    first = run.new_folder(tmp_path, "sort-tiny")
-    first.mkdir()
-    assert first.name == "sort-tiny-001"
-    assert run.new_folder(tmp_path, "sort-tiny").name == "sort-tiny-002"
+def test_new_folders_are_claimed(tmp_path):
+    names = [run.new_folder(tmp_path / "runs", "sort-tiny").name for _ in range(3)]
+    assert names == ["sort-tiny-001", "sort-tiny-002", "sort-tiny-003"]
+
+
+def test_a_run_that_another_one_overtakes_stops(tmp_path, monkeypatch):
+    build = run._build
+
+    def overtaken(config):
+        (tmp_path / "config.json").write_text("the other's")
+        return build(config)
+
+    monkeypatch.setattr(run, "_build", overtaken)
+    with pytest.raises(ValueError, match="taken by another run"):
+        run.start(CONFIG, tmp_path, console())
+    assert (tmp_path / "config.json").read_text() == "the other's"
+
+
+def test_completions_that_do_not_fit_the_model_leave_no_folder(tmp_path):
+    long = dataclasses.replace(CONFIG, grpo=dataclasses.replace(GRPO, max_new_tokens=100))
+    with pytest.raises(ValueError, match=r"max_new_tokens must be at most 58 .* got 100"):
+        run.start(long, tmp_path / "run", console())
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_model_that_does_not_fit_the_task_leaves_no_folder(tmp_path):

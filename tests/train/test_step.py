@@ -8,8 +8,9 @@ import pytest
 from tiny import CONFIG, OPTIMIZER, TASK, make_model
 
 from jaxmask import masked_log_probs
-from train.state import init_state
-from train.step import _accumulate, _join, _learner_rows, collect_for_host, grpo_step, train_iteration, update_from_host
+from train.rows import _join, learner_rows
+from train.state import apply_gradients, init_state, make_optimizer
+from train.step import _accumulate, collect_for_host, grpo_step, train_iteration, update_from_host
 from train.tasks import Rewards
 
 # What would move data between device and host, or call Python, inside a program.
@@ -30,7 +31,7 @@ def primitives(jaxpr):
 
 def rollout_of(state, config=CONFIG, task=TASK):
     prompts = task.prompts(jax.random.key(5), config.num_prompts)
-    return collect_for_host(state, prompts, config=config, eos_token_ids=())
+    return collect_for_host(state, prompts, config=config, vocab_size=TASK.vocab_size, eos_token_ids=())
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -95,7 +96,7 @@ def test_full_vocabulary_scoring_is_biased_where_supports_are_not(state):
 
 def test_recorded_logprobs_are_the_models_on_the_recorded_supports(state):
     rollout = rollout_of(state)
-    rows = _learner_rows(rollout, jnp.zeros(16))
+    rows = learner_rows(rollout, jnp.zeros(16))
     logits = state.model.logits(rows.token_ids)
     first = int(rollout.prompt_lengths[0]) - 1
     logits = logits[:, first : first + CONFIG.max_new_tokens]
@@ -108,7 +109,7 @@ def test_micro_batches_do_not_change_the_gradient(state, num_micro_batches):
     rollout = rollout_of(state)
     # Unequal lengths, so that means of means would differ from the mean.
     rollout = dataclasses.replace(rollout, lengths=jnp.asarray(np.arange(16) % 3 + 1, jnp.int32))
-    rows = _learner_rows(rollout, jnp.asarray(np.linspace(-1, 1, 16), jnp.float32))
+    rows = learner_rows(rollout, jnp.asarray(np.linspace(-1, 1, 16), jnp.float32))
     whole, seen = _accumulate(state.model, rows, CONFIG)
     parts, seen_parts = _accumulate(state.model, rows, dataclasses.replace(CONFIG, num_micro_batches=num_micro_batches))
     for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
@@ -130,8 +131,8 @@ def test_what_lies_in_cells_that_were_not_sampled_changes_nothing(state):
         ),
     )
     advantages = jnp.asarray(np.linspace(-1, 1, 16), jnp.float32)
-    clean, _ = jax.jit(_accumulate, static_argnums=2)(state.model, _learner_rows(rollout, advantages), CONFIG)
-    other, _ = jax.jit(_accumulate, static_argnums=2)(state.model, _learner_rows(dirty, advantages), CONFIG)
+    clean, _ = jax.jit(_accumulate, static_argnums=2)(state.model, learner_rows(rollout, advantages), CONFIG)
+    other, _ = jax.jit(_accumulate, static_argnums=2)(state.model, learner_rows(dirty, advantages), CONFIG)
     for one, two in zip(jax.tree.leaves(clean), jax.tree.leaves(other), strict=True):
         np.testing.assert_array_equal(one, two)
 
@@ -156,22 +157,65 @@ def test_equal_rewards_move_nothing(state):
         np.testing.assert_array_equal(one, two)
 
 
-def test_later_passes_move_the_ratio(state):
-    config = dataclasses.replace(CONFIG, num_updates=3, learning_rate=0.5)
+def test_later_passes_move_on_from_the_first(state):
+    rollout, rewards = rollout_of(state), Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
+    steep = dataclasses.replace(CONFIG, learning_rate=0.05)
+
+    def moved(num_updates):
+        config = dataclasses.replace(steep, num_updates=num_updates)
+        optimizer = make_optimizer(config, 10)
+        start = init_state(state.model, optimizer, 0)
+        return grpo_step(start, rollout, rewards, config=config, optimizer=optimizer)
+
+    (once, first), (thrice, all_passes) = moved(1), moved(3)
+    assert first.max_ratio_error <= 1e-5
+    assert all_passes.max_ratio_error <= 1e-5, "reported for the first pass, which has the weights that sampled"
+    assert first.clip_fraction == 0
+    assert all_passes.clip_fraction > 0, "steep steps push ratios of later passes into the clip"
+    assert int(thrice.step) == 1
+    assert float(jnp.abs(once.model.head - thrice.model.head).max()) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logprobs_mode": "raw_logprobs"}, "requires logprobs_mode='processed_logprobs'"),
+        ({"returns_support": np.arange(16) > 3}, "left their supports out"),
+        ({"presence_penalty": np.full(16, 0.5, np.float32)}, "edited .* not replayed"),
+        ({"min_tokens": np.full(16, 2, np.int32)}, "edited .* not replayed"),
+    ],
+)
+def test_a_rollout_that_cannot_be_replayed_is_refused(state, change, message):
+    rollout = rollout_of(state)
+    if "logprobs_mode" in change:
+        rollout = dataclasses.replace(rollout, **change)
+    else:
+        arrays = {name: jnp.asarray(value) for name, value in change.items()}
+        rollout = dataclasses.replace(rollout, sampling=dataclasses.replace(rollout.sampling, **arrays))
+    rewards = Rewards(jnp.zeros(16), jnp.zeros(16, bool))
+    with pytest.raises(ValueError, match=message):
+        grpo_step(state, rollout, rewards, config=CONFIG, optimizer=OPTIMIZER)
+
+
+def test_ids_of_a_padded_head_are_neither_drawn_nor_scored(state):
+    prompts = TASK.prompts(jax.random.key(5), CONFIG.num_prompts)
+    rollout = collect_for_host(state, prompts, config=CONFIG, vocab_size=7, eos_token_ids=())
+    assert int(rollout.token_ids.max()) < 7
     rewards = Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
-    after, metrics = grpo_step(state, rollout_of(state), rewards, config=config, optimizer=OPTIMIZER)
-    assert metrics.max_ratio_error <= 1e-5, "the first pass has the weights that sampled"
-    assert int(after.step) == 1
+    config = dataclasses.replace(CONFIG, sampling_mask=False)
+    _, metrics = grpo_step(state, rollout, rewards, config=config, optimizer=OPTIMIZER)
+    # Over 7 ids the entropy cannot exceed ln 7.
+    assert metrics.entropy <= np.log(7) + 1e-6
 
 
 def test_the_host_path_moves_ids_down_and_rewards_up_only(state):
     prompts = jax.device_put(TASK.prompts(jax.random.key(1), CONFIG.num_prompts))
     rewards = jax.device_put(Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool)))
     warm = init_state(make_model(), OPTIMIZER, 0)
-    rollout = collect_for_host(warm, prompts, config=CONFIG, eos_token_ids=())
+    rollout = collect_for_host(warm, prompts, config=CONFIG, vocab_size=TASK.vocab_size, eos_token_ids=())
     update_from_host(warm, rollout, rewards, config=CONFIG, optimizer=OPTIMIZER)
     with jax.transfer_guard("disallow"):
-        rollout = collect_for_host(state, prompts, config=CONFIG, eos_token_ids=())
+        rollout = collect_for_host(state, prompts, config=CONFIG, vocab_size=TASK.vocab_size, eos_token_ids=())
         state, metrics = update_from_host(state, rollout, rewards, config=CONFIG, optimizer=OPTIMIZER)
     assert metrics.max_ratio_error <= 1e-5
 
@@ -184,10 +228,17 @@ def test_join_puts_each_completion_behind_its_own_prompt():
     assert joined[1].tolist() == [4, 5, 6, 3]
 
 
-def test_master_weights_take_small_steps():
-    # 1000 updates of 1e-6 move a float32 weight of 1 by about 1e-3; bfloat16 would not move at all.
-    weight = jnp.float32(1.0)
-    for _ in range(1000):
-        weight = weight - jnp.float32(1e-6)
-    assert abs(float(1 - weight) - 1.0133e-3) < 0.02 * 1e-3
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(make_model()))
+def test_master_weights_are_float32_and_take_small_steps(state):
+    # A bfloat16 weight of 1 would not move by 1e-6 in any number of updates.
+    config = dataclasses.replace(CONFIG, learning_rate=1e-6)
+    optimizer = make_optimizer(config, 1000)
+    model = jax.tree.map(jnp.ones_like, state.model)
+    gradients = jax.tree.map(jnp.ones_like, model)
+    moved = init_state(model, optimizer, 0)
+    step = jax.jit(lambda state: apply_gradients(state, gradients, optimizer))
+    for _ in range(20):
+        model, opt_state = step(moved)
+        moved = dataclasses.replace(moved, model=model, opt_state=opt_state)
+    for leaf in jax.tree.leaves(moved.model):
+        assert leaf.dtype == jnp.float32
+        np.testing.assert_allclose(1 - leaf, 20e-6, rtol=0.2)

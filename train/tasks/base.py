@@ -46,6 +46,11 @@ class DeviceTask(Protocol):
     """A task whose prompts and rewards are made inside the compiled iteration; hashable, being a static argument."""
 
     @property
+    def vocab_size(self) -> int:
+        """Ids that have a meaning; a model's head may be padded beyond."""
+        ...
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a completion."""
         ...
@@ -66,6 +71,11 @@ class DeviceTask(Protocol):
 @runtime_checkable
 class HostTask(Protocol):
     """A task whose rewards need text: token ids come down, rewards go up."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that have a meaning; a model's head may be padded beyond."""
+        ...
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

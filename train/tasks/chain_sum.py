@@ -38,6 +38,11 @@ class ChainSum:
         self.prompt_width = longest + 2 * num_terms
 
     @property
+    def vocab_size(self) -> int:
+        """The tokenizer's."""
+        return self._tokenizer.vocab_size
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The tokenizer's."""
         return tuple(self._tokenizer.eos_token_ids)

@@ -32,6 +32,11 @@ class SortDigits:
         return len(ALPHABET)
 
     @property
+    def prompt_width(self) -> int:
+        """The digits and the arrow."""
+        return self.num_digits + 1
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """None: an answer ends at its length."""
         return ()
