@@ -37,10 +37,15 @@ def save(folder: Path, step: int, state: TrainState) -> Path:
         # Waited for: the next iteration donates the very buffers that are being written.
         checkpointer.save(path, _named_leaves(state))
         checkpointer.wait_until_finished()
-    unfinished = path.with_name(path.name + _SUFFIX + ".part")
-    unfinished.write_text(json.dumps(_list_files(path), indent=1), encoding="utf-8")
-    unfinished.rename(path.with_name(path.name + _SUFFIX))
+    write_whole(path.with_name(path.name + _SUFFIX), json.dumps(_list_files(path), indent=1))
     return path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file that, whenever the process dies, holds all of the text or what it held before."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
 
 
 def latest_step(folder: Path) -> int:

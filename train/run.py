@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -84,7 +83,7 @@ def resume(folder: Path, iterations: int | None, console: Console) -> None:
     loop, task, state = _build(config)
     state = checkpoint.restore(folder / "checkpoints", step, state)
     if iterations is not None:
-        _replace_text(config_path, config.to_json())
+        checkpoint.write_whole(config_path, config.to_json())
     console.print(f"resuming {folder} after iteration {step}")
     with _says_how_to_go_on(folder):
         _train(config, folder, console, loop, task, state, first_step=step)
@@ -102,24 +101,18 @@ def _says_how_to_go_on(folder: Path) -> Iterator[None]:
         raise KeyboardInterrupt(f"; --resume {folder} goes on after iteration {step}") from None
 
 
-def _replace_text(path: Path, text: str) -> None:
-    """The new text or, whenever the process dies, the old one."""
-    part = path.with_suffix(".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
-
-
 def new_folder(root: Path, name: str) -> Path:
     """Makes the first of root/name-001, root/name-002, ... that does not exist, so that no other run can take it."""
     root.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
+    number = 1
+    while True:
         folder = root / f"{name}-{number:03d}"
         try:
             folder.mkdir()
         except FileExistsError:
-            continue
-        return folder
-    raise AssertionError("counting never ends")
+            number += 1
+        else:
+            return folder
 
 
 def _build(config: RunConfig) -> tuple[Loop, DeviceTask | HostTask, TrainState]:
