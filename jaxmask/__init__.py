@@ -5,12 +5,15 @@ policy on exactly these ids.
 """
 
 from jaxmask.batch import SamplingBatch
-from jaxmask.edits import History
+from jaxmask.checks import check_engine, check_sampling_mask
+from jaxmask.drawn import Sample, TopLogprobs
 from jaxmask.generate import generate
-from jaxmask.params import SamplingParams, check_sampling_mask
+from jaxmask.history import History
+from jaxmask.params import SamplingParams
 from jaxmask.policy import Scores, full_scores, masked_log_probs, support_log_probs, support_scores
+from jaxmask.prompt import PromptLogprobs, prompt_logprobs
 from jaxmask.rollout import Finish, Rollout
-from jaxmask.sampling import Sample, sample
+from jaxmask.sampling import sample
 from jaxmask.support import Support
 
 __version__ = "0.1.0"
@@ -18,16 +21,20 @@ __version__ = "0.1.0"
 __all__ = [
     "Finish",
     "History",
+    "PromptLogprobs",
     "Rollout",
     "Sample",
     "SamplingBatch",
     "SamplingParams",
     "Scores",
     "Support",
+    "TopLogprobs",
+    "check_engine",
     "check_sampling_mask",
     "full_scores",
     "generate",
     "masked_log_probs",
+    "prompt_logprobs",
     "sample",
     "support_log_probs",
     "support_scores",

@@ -1,24 +1,21 @@
 """Sampling settings of a batch of rows, as arrays: what enters a compiled program.
 
 Changing a value never recompiles; only using an edit that no row used before does (its arrays stop being None).
-Lists of different lengths are padded to powers of two for the same reason.
+Lists of different lengths are padded to powers of two for the same reason, and a batch made `like` the one before never
+gives up an array or a column.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import secrets
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Shaped, UInt
+from jaxtyping import Array, Bool, Float, Int, UInt
 
-from jaxmask.params import SamplingParams
-
-_NO_LIMIT = np.iinfo(np.int32).max
+from jaxmask import settings
+from jaxmask.params import SamplingParams, check_count, check_integers
 
 
 @jax.tree_util.register_dataclass
@@ -79,6 +76,7 @@ class SamplingBatch:
         vocab_size: int,
         eos_token_ids: Sequence[int] = (),
         support_bound: int | None = None,
+        like: SamplingBatch | None = None,
     ) -> SamplingBatch:
         """One row per completion: request r takes `params[r].n` consecutive rows, row i of them with seed + i.
 
@@ -86,28 +84,36 @@ class SamplingBatch:
 
         Args:
           params: the requests.
-          vocab_size: number of real ids, V.
+          vocab_size: number of real ids, V, at least 1.
           eos_token_ids: ids at which the model ends a completion.
           support_bound: promise checked here: every row that returns its support has 1 <= top_k <= support_bound.
+          like: a batch of the same vocabulary whose arrays this one keeps: fields present there are present here, with
+            neutral values where no row uses them (they then count as used: see `is_edited`), and no list is narrower.
+            Engines pass their previous batch, so that shapes only ever grow and few programs are compiled.
 
         Raises:
-          ValueError: an id outside [0, V), a bad word given as text, or a row that breaks the promised bound.
+          ValueError: params that are no SamplingParams, an id outside [0, V), a bad word given as text, a vocab_size or
+            support_bound that is no integer of at least 1, a row that breaks the promised bound, or a `like` of another
+            vocabulary.
         """
-        requests = [params] if isinstance(params, SamplingParams) else list(params)
-        if not requests:
-            raise ValueError("params must hold at least one SamplingParams, got none.")
+        requests = settings.as_requests(params)
+        vocab_size = check_count("vocab_size", vocab_size)
+        eos = check_integers("eos_token_ids", eos_token_ids)
+        settings.check_token_ids("eos_token_ids", eos, vocab_size)
         for request in requests:
-            _check_ids(request, vocab_size)
-            _check_bound(request, support_bound)
-        _check_id_list("eos_token_ids", eos_token_ids, vocab_size)
-        rows = [(request, child) for request in requests for child in range(request.n)]
-        settings = [request for request, _ in rows]
+            settings.check_request(request, vocab_size)
+        if support_bound is not None:
+            support_bound = check_count("support_bound", support_bound)
+            for request in requests:
+                settings.check_bound(request, support_bound)
+        least = {} if like is None else _sizes(like, vocab_size)
+        rows = [request for request in requests for _ in range(request.n)]
         return cls(
-            **_filters(settings, vocab_size),
-            **_ends(settings, vocab_size, tuple(eos_token_ids)),
-            **_edits(settings, vocab_size),
-            seeds=_seeds(requests),
-            returns_support=_unless_all([r.return_sampling_mask is not False for r in settings], True, np.bool_),
+            **settings.filters(rows, vocab_size),
+            **settings.ends(rows, vocab_size, eos, least),
+            **settings.edits(rows, vocab_size, least),
+            seeds=settings.seeds(requests),
+            returns_support=settings.returns_support(rows, least),
             vocab_size=vocab_size,
             support_bound=support_bound,
         )
@@ -143,105 +149,9 @@ class SamplingBatch:
         return dataclasses.replace(repeated, seeds=jnp.stack([low, repeated.seeds[:, 1] + carry], axis=1))
 
 
-def _check_ids(request: SamplingParams, vocab_size: int) -> None:
-    _check_id_list("stop_token_ids", request.stop_token_ids or (), vocab_size)
-    _check_id_list("logit_bias", tuple(request.logit_bias or ()), vocab_size)
-    _check_id_list("allowed_token_ids", request.allowed_token_ids or (), vocab_size)
-    for word in request.bad_words or ():
-        if isinstance(word, str):
-            raise ValueError(f"bad_words given as text need a tokenizer; pass token id lists here, got {word!r}.")
-        _check_id_list("bad_words", word, vocab_size)
-
-
-def _check_id_list(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    outside = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
-    if outside:
-        raise ValueError(
-            f"token_id(s) {outside} in {field} contain out-of-vocab token ids. Vocabulary size: {vocab_size}"
-        )
-
-
-def _check_bound(request: SamplingParams, support_bound: int | None) -> None:
-    if support_bound is None or request.return_sampling_mask is False:
-        return
-    if request.is_greedy or not 1 <= request.top_k <= support_bound:
-        raise ValueError(
-            f"top_k must be in [1, {support_bound}] and temperature > 0 where supports are bounded by "
-            f"support_bound={support_bound}, got top_k={request.top_k}, temperature={request.temperature}."
-        )
-
-
-def _filters(rows: list[SamplingParams], vocab_size: int) -> dict[str, Any]:
-    # Greedy rows are not filtered (as in vLLM): their log-probability is over the whole edited vocabulary.
-    top_k = [vocab_size if r.is_greedy or r.top_k <= 0 else min(r.top_k, vocab_size) for r in rows]
-    return {
-        "temperature": _column([r.temperature for r in rows], np.float32),
-        "min_p": _column([0.0 if r.is_greedy else r.min_p for r in rows], np.float32),
-        "top_k": _column(top_k, np.int32),
-        "top_p": _column([1.0 if r.is_greedy else r.top_p for r in rows], np.float32),
-    }
-
-
-def _ends(rows: list[SamplingParams], vocab_size: int, eos: tuple[int, ...]) -> dict[str, Any]:
-    stops = [tuple(r.stop_token_ids or ()) + (() if r.ignore_eos else eos) for r in rows]
-    withheld = [tuple(r.stop_token_ids or ()) + eos if r.min_tokens else () for r in rows]
-    min_tokens = _unless_all([r.min_tokens for r in rows], 0, np.int32)
-    return {
-        "max_tokens": _column([_NO_LIMIT if r.max_tokens is None else r.max_tokens for r in rows], np.int32),
-        "stop_token_ids": _padded(stops, vocab_size, np.int32),
-        "min_tokens": min_tokens,
-        "withheld_token_ids": None if min_tokens is None else _padded(withheld, vocab_size, np.int32),
-    }
-
-
-def _edits(rows: list[SamplingParams], vocab_size: int) -> dict[str, Any]:
-    biases = [r.logit_bias or {} for r in rows]
-    allowed = [r.allowed_token_ids or () for r in rows]
-    words = [[w for w in r.bad_words or () if not isinstance(w, str)] for r in rows]
-    return {
-        "allowed_token_ids": _padded(allowed, vocab_size, np.int32) if any(allowed) else None,
-        "logit_bias_ids": _padded([tuple(b) for b in biases], vocab_size, np.int32) if any(biases) else None,
-        "logit_bias_values": _padded([tuple(b.values()) for b in biases], 0.0, np.float32) if any(biases) else None,
-        "repetition_penalty": _unless_all([r.repetition_penalty for r in rows], 1.0, np.float32),
-        "frequency_penalty": _unless_all([r.frequency_penalty for r in rows], 0.0, np.float32),
-        "presence_penalty": _unless_all([r.presence_penalty for r in rows], 0.0, np.float32),
-        "bad_words": _padded_words(words, vocab_size) if any(words) else None,
-    }
-
-
-def _seeds(requests: list[SamplingParams]) -> Array:
-    seeds = []
-    for request in requests:
-        first = secrets.randbits(64) if request.seed is None else request.seed
-        seeds += [(first + child) % 2**64 for child in range(request.n)]
-    return jnp.asarray(np.array([(seed & 0xFFFFFFFF, seed >> 32) for seed in seeds], np.uint32))
-
-
-def _bucket(size: int) -> int:
-    return 1 << max(size - 1, 0).bit_length()
-
-
-def _column(values: Sequence[float | int], dtype: type) -> Array:
-    return jnp.asarray(np.array(values, dtype))
-
-
-def _unless_all(values: Sequence[float | int], neutral: float | int, dtype: type) -> Array | None:
-    return None if all(value == neutral for value in values) else _column(values, dtype)
-
-
-def _padded(lists: Sequence[Sequence[float | int]], fill: float | int, dtype: type) -> Shaped[Array, "B N"]:
-    width = _bucket(max(len(values) for values in lists))
-    padded: np.ndarray = np.full((len(lists), width), fill, dtype)
-    for row, values in zip(padded, lists, strict=True):
-        row[: len(values)] = values
-    return jnp.asarray(padded)
-
-
-def _padded_words(lists: Sequence[Sequence[Sequence[int]]], fill: int) -> Int[Array, "B M L"]:
-    num_words = _bucket(max(len(words) for words in lists))
-    length = _bucket(max(len(word) for words in lists for word in words))
-    padded = np.full((len(lists), num_words, length), fill, np.int32)
-    for row, words in zip(padded, lists, strict=True):
-        for slot, word in zip(row, words, strict=False):
-            slot[length - len(word) :] = word
-    return jnp.asarray(padded)
+def _sizes(batch: SamplingBatch, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """What each array of a batch measures past the row axis."""
+    if batch.vocab_size != vocab_size:
+        raise ValueError(f"like must have vocab_size {vocab_size}, got {batch.vocab_size}.")
+    values = ((field.name, getattr(batch, field.name)) for field in dataclasses.fields(batch))
+    return {name: value.shape[1:] for name, value in values if hasattr(value, "shape")}

@@ -1,89 +1,22 @@
 """Edits of the logits before the filters: one definition each, elementwise in (id, logit, what happened so far).
 
 An edit never looks at other columns, so the same functions run on full rows [B, V] and on kept columns [B, C];
-`EditTerms` holds what they need to know about each column.
+`EditTerms` holds what they need to know about each column. The sampler runs them on the vocabulary, or on the slice of
+it that a device holds; a learner replays them on the ids of the recorded supports.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from jaxmask import shards
 from jaxmask.batch import SamplingBatch
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class History:
-    """What penalties and bad words look back at. Fields nobody needs are None.
-
-    Attributes:
-      in_prompt: ids that occur in each row's prompt.
-      output_counts: occurrences of each id in the row's output.
-      tail: the last output ids, right-aligned, padded with vocab_size.
-    """
-
-    in_prompt: Bool[Array, "B V"] | None
-    output_counts: Int[Array, "B V"] | None
-    tail: Int[Array, "B L"] | None
-
-    @classmethod
-    def start(cls, prompt_ids: Int[Array, "B S"], prompt_lengths: Int[Array, " B"], batch: SamplingBatch) -> History:
-        """Nothing generated yet. Cells of `prompt_ids` at or past a row's length are never read."""
-        V, num_rows = batch.vocab_size, batch.num_rows
-        rows = jnp.arange(num_rows, dtype=jnp.int32)[:, None]
-        is_prompt = jnp.arange(prompt_ids.shape[1], dtype=jnp.int32)[None, :] < prompt_lengths[:, None]
-        ids = jnp.where(is_prompt & (prompt_ids >= 0), prompt_ids, V)
-        in_prompt = counts = tail = None
-        if batch.repetition_penalty is not None:
-            in_prompt = jnp.zeros((num_rows, V), jnp.bool_).at[rows, ids].set(True, mode="drop")
-        if batch.has_penalties:
-            counts = jnp.zeros((num_rows, V), jnp.int32)
-        if batch.bad_words is not None:
-            tail = jnp.full((num_rows, batch.bad_words.shape[2] - 1), V, jnp.int32)
-        return cls(in_prompt, counts, tail)
-
-    @classmethod
-    def from_lists(
-        cls, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], batch: SamplingBatch
-    ) -> History:
-        """The history of given prompts and outputs, one list of ids per row.
-
-        Raises:
-          ValueError: number of lists differs from the rows of the batch, or an id is outside the vocabulary.
-        """
-        if not len(prompts) == len(outputs) == batch.num_rows:
-            raise ValueError(
-                f"prompts and outputs must have one list per row ({batch.num_rows}), got {len(prompts)} and "
-                f"{len(outputs)}."
-            )
-        for row, ids in enumerate(zip(prompts, outputs, strict=True)):
-            outside = [token_id for token_id in (*ids[0], *ids[1]) if not 0 <= token_id < batch.vocab_size]
-            if outside:
-                raise ValueError(f"history of row {row} holds ids {outside} outside [0, {batch.vocab_size}).")
-        history = cls.start(_rectangle(prompts), jnp.asarray(np.array([len(p) for p in prompts], np.int32)), batch)
-        lengths = jnp.asarray(np.array([len(o) for o in outputs], np.int32))
-        for step, column in enumerate(_rectangle(outputs).T):
-            history = history.append(column, step < lengths)
-        return history
-
-    def append(self, token_ids: Int[Array, " B"], is_active: Bool[Array, " B"]) -> History:
-        """The history after one more token in each active row."""
-        counts, tail = self.output_counts, self.tail
-        if counts is not None:
-            rows = jnp.arange(counts.shape[0], dtype=jnp.int32)
-            # A negative id would wrap onto the last ones: past the end it is dropped.
-            ids = jnp.where(token_ids < 0, counts.shape[1], token_ids)
-            counts = counts.at[rows, ids].add(is_active.astype(jnp.int32), mode="drop")
-        if tail is not None:
-            shifted = jnp.concatenate([tail, token_ids[:, None]], axis=1)[:, 1:]
-            tail = jnp.where(is_active[:, None], shifted, tail)
-        return History(self.in_prompt, counts, tail)
+from jaxmask.history import History
 
 
 @jax.tree_util.register_dataclass
@@ -108,20 +41,35 @@ class EditTerms:
     ends_bad_word: Bool[Array, "B C"] | None
 
     @classmethod
-    def for_vocabulary(cls, batch: SamplingBatch, history: History | None, steps: Int[Array, " B"]) -> EditTerms:
-        """The terms of every id, columns 0 to V - 1."""
+    def for_vocabulary(
+        cls,
+        batch: SamplingBatch,
+        history: History | None,
+        steps: Int[Array, " B"],
+        part: shards.Slice | None = None,
+    ) -> EditTerms:
+        """The terms of every id, columns 0 to V - 1, or of a slice of the vocabulary."""
+        part = shards.Slice(batch.vocab_size) if part is None else part
+        in_prompt, output_count = _tables(history)
         return cls(
-            is_allowed=_allowed_table(batch),
-            bias=_bias_table(batch),
-            is_withheld=_withheld_table(batch, steps),
-            in_prompt=None if history is None else history.in_prompt,
-            output_count=None if history is None else history.output_counts,
-            ends_bad_word=None if history is None else _bad_word_table(batch, history),
+            **_listed(batch, history, steps, lambda ids, values: _scatter(ids, values, part)),
+            in_prompt=None if in_prompt is None else part.columns_of(in_prompt),
+            output_count=None if output_count is None else part.columns_of(output_count),
         )
 
-    def at(self, columns: Int[Array, "B C"]) -> EditTerms:
-        """The terms of some columns of these."""
-        return jax.tree.map(lambda table: jnp.take_along_axis(table, columns, axis=1), self)
+    @classmethod
+    def for_ids(
+        cls, batch: SamplingBatch, history: History | None, steps: Int[Array, " B"], token_ids: Int[Array, "B C"]
+    ) -> EditTerms:
+        """The terms of some ids of each row, such as those of its support; [B, V] is not built."""
+        in_prompt, output_count = _tables(history)
+        # Unused cells of a support hold V: what is read for them means nothing.
+        columns = jnp.minimum(token_ids, batch.vocab_size - 1)
+        return cls(
+            **_listed(batch, history, steps, lambda ids, values: _look_up(ids, values, token_ids)),
+            in_prompt=None if in_prompt is None else jnp.take_along_axis(in_prompt, columns, axis=1),
+            output_count=None if output_count is None else jnp.take_along_axis(output_count, columns, axis=1),
+        )
 
 
 def apply_edits(logits: Float[Array, "B C"], terms: EditTerms, batch: SamplingBatch) -> Float[Array, "B C"]:
@@ -192,47 +140,54 @@ EDITS: tuple[Callable[[Array, EditTerms, SamplingBatch], Array], ...] = (
 )
 
 
-def _row_index(batch: SamplingBatch) -> Int[Array, "B 1"]:
-    return jnp.arange(batch.num_rows, dtype=jnp.int32)[:, None]
+def _tables(history: History | None) -> tuple[Bool[Array, "B V"] | None, Int[Array, "B V"] | None]:
+    return (None, None) if history is None else (history.in_prompt, history.output_counts)
 
 
-def _membership(token_ids: Int[Array, "B N"], batch: SamplingBatch) -> Bool[Array, "B V"]:
-    """Which ids are listed; padding is one past the vocabulary and dropped."""
-    empty = jnp.zeros((batch.num_rows, batch.vocab_size), jnp.bool_)
-    return empty.at[_row_index(batch), token_ids].set(True, mode="drop")
+def _listed(
+    batch: SamplingBatch,
+    history: History | None,
+    steps: Int[Array, " B"],
+    spread: Callable[[Int[Array, "B N"], Array], Array],
+) -> dict[str, Array | None]:
+    """The terms that come as lists of ids; `spread` brings a value for each listed id to the columns."""
+
+    def is_listed(ids: Int[Array, "B N"]) -> Bool[Array, "B C"]:
+        return spread(ids, jnp.ones(ids.shape, jnp.bool_))
+
+    is_allowed = bias = is_withheld = ends_bad_word = None
+    if batch.allowed_token_ids is not None:
+        is_restricted = (batch.allowed_token_ids < batch.vocab_size).any(axis=1, keepdims=True)
+        is_allowed = is_listed(batch.allowed_token_ids) | ~is_restricted
+    if batch.logit_bias_ids is not None and batch.logit_bias_values is not None:
+        bias = spread(batch.logit_bias_ids, batch.logit_bias_values)
+    if batch.min_tokens is not None and batch.withheld_token_ids is not None:
+        is_withheld = is_listed(batch.withheld_token_ids) & (steps < batch.min_tokens)[:, None]
+    if batch.bad_words is not None and history is not None and history.tail is not None:
+        ends_bad_word = is_listed(_ends_of_bad_words(batch.bad_words, history.tail, batch.vocab_size))
+    return {"is_allowed": is_allowed, "bias": bias, "is_withheld": is_withheld, "ends_bad_word": ends_bad_word}
 
 
-def _allowed_table(batch: SamplingBatch) -> Bool[Array, "B V"] | None:
-    if batch.allowed_token_ids is None:
-        return None
-    is_restricted = (batch.allowed_token_ids < batch.vocab_size).any(axis=1, keepdims=True)
-    return _membership(batch.allowed_token_ids, batch) | ~is_restricted
+def _scatter(ids: Int[Array, "B N"], values: Shaped[Array, "B N"], part: shards.Slice) -> Shaped[Array, "B C"]:
+    """The value of each listed id at its column, 0 elsewhere; padding and ids of other slices drop out."""
+    columns = ids - part.offset()
+    # A negative index would wrap onto the last columns; past the end it is dropped.
+    columns = jnp.where(columns >= 0, columns, part.size)
+    rows = jnp.arange(ids.shape[0], dtype=jnp.int32)[:, None]
+    return jnp.zeros((ids.shape[0], part.size), values.dtype).at[rows, columns].set(values, mode="drop")
 
 
-def _bias_table(batch: SamplingBatch) -> Float[Array, "B V"] | None:
-    if batch.logit_bias_ids is None:
-        return None
-    zeros = jnp.zeros((batch.num_rows, batch.vocab_size), jnp.float32)
-    return zeros.at[_row_index(batch), batch.logit_bias_ids].add(batch.logit_bias_values, mode="drop")
+def _look_up(
+    ids: Int[Array, "B N"], values: Shaped[Array, "B N"], token_ids: Int[Array, "B C"]
+) -> Shaped[Array, "B C"]:
+    """The value of each id that is asked for, 0 where it is not listed."""
+    is_same = ids[:, :, None] == token_ids[:, None, :]
+    return jnp.where(is_same, values[:, :, None], jnp.zeros((), values.dtype)).sum(axis=1).astype(values.dtype)
 
 
-def _withheld_table(batch: SamplingBatch, steps: Int[Array, " B"]) -> Bool[Array, "B V"] | None:
-    if batch.min_tokens is None or batch.withheld_token_ids is None:
-        return None
-    return _membership(batch.withheld_token_ids, batch) & (steps < batch.min_tokens)[:, None]
-
-
-def _bad_word_table(batch: SamplingBatch, history: History) -> Bool[Array, "B V"] | None:
-    if batch.bad_words is None or history.tail is None:
-        return None
-    heads, last = batch.bad_words[:, :, :-1], batch.bad_words[:, :, -1]
+def _ends_of_bad_words(words: Int[Array, "B M L"], tail: Int[Array, "B K"], padding: int) -> Int[Array, "B M"]:
+    """Last ids of the words whose heads the outputs end with; padding for the others."""
+    heads, last = words[:, :, :-1], words[:, :, -1]
     # Words are right-aligned like the tail, so a cell of padding is a place the word does not reach back to.
-    matches = (heads == batch.vocab_size) | (heads == history.tail[:, None, :])
-    return _membership(jnp.where(matches.all(axis=2), last, batch.vocab_size), batch)
-
-
-def _rectangle(lists: Sequence[Sequence[int]]) -> Int[Array, "B S"]:
-    cells = np.zeros((len(lists), max(map(len, lists), default=0)), np.int32)
-    for row, values in zip(cells, lists, strict=True):
-        row[: len(values)] = values
-    return jnp.asarray(cells)
+    matches = (heads == padding) | (heads == tail[:, None, :])
+    return jnp.where(matches.all(axis=2), last, padding)

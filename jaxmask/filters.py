@@ -10,6 +10,8 @@ Here rows come as *columns*: some tokens of each row, already in canonical order
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxmask.mass import Mass
+
 _LOWEST = jnp.finfo(jnp.float32).min
 
 
@@ -19,9 +21,13 @@ def drawable(logits: Float[Array, "*B C"]) -> Float[Array, "*B C"]:
     return jnp.where(jnp.isfinite(logits), logits, -jnp.inf)
 
 
-def effective_temperature(temperature: Float[Array, " B"]) -> Float[Array, " B"]:
-    """The divisor of the logits: 1 in greedy rows, whose log-probabilities are not tempered (as in vLLM)."""
-    return jnp.where(temperature > 0, temperature, 1.0)
+def inverse_temperature(temperature: Float[Array, "*B"]) -> Float[Array, "*B"]:
+    """1 / T, the factor of the logits; 1 in greedy rows, whose log-probabilities are not tempered (as in vLLM).
+
+    Written out because XLA divides by a T that is shared by a row in this way, and by a T of its own in the other:
+    the last bits of z would depend on the shape of the program.
+    """
+    return 1 / jnp.where(temperature > 0, temperature, 1.0)
 
 
 def temper(
@@ -34,17 +40,21 @@ def temper(
       row_max: largest entry of each row.
       temperature: at least 0.01, or 0 for greedy rows.
     """
-    divisor = effective_temperature(temperature)[:, None]
+    factor = inverse_temperature(temperature)[:, None]
     is_finite = jnp.isfinite(logits)
     shifted = jnp.where(is_finite, logits, 0.0) - jnp.where(jnp.isfinite(row_max), row_max, 0.0)[:, None]
     # The clamp keeps a logit in its support when the difference of two huge logits overflows.
-    return jnp.where(is_finite, jnp.maximum(shifted / divisor, _LOWEST), -jnp.inf)
+    return jnp.where(is_finite, jnp.maximum(shifted * factor, _LOWEST), -jnp.inf)
+
+
+def survives_min_p(z: Float[Array, "B C"], min_p: Float[Array, " B"]) -> Bool[Array, "B C"]:
+    """Which columns have z >= ln(min_p), that is, probability at least min_p times the largest."""
+    return jnp.isfinite(z) & (z >= jnp.log(min_p)[:, None])
 
 
 def min_p_length(z: Float[Array, "B C"], min_p: Float[Array, " B"]) -> Int[Array, " B"]:
-    """How many columns have z >= ln(min_p), that is, probability at least min_p times the largest."""
-    is_kept = jnp.isfinite(z) & (z >= jnp.log(min_p)[:, None])
-    return is_kept.sum(axis=1, dtype=jnp.int32)
+    """How many columns survive min-p."""
+    return survives_min_p(z, min_p).sum(axis=1, dtype=jnp.int32)
 
 
 def top_k_length(length: Int[Array, " B"], top_k: Int[Array, " B"]) -> Int[Array, " B"]:
@@ -52,27 +62,28 @@ def top_k_length(length: Int[Array, " B"], top_k: Int[Array, " B"]) -> Int[Array
     return jnp.minimum(length, top_k)
 
 
-def top_p_length(z: Float[Array, "B C"], length: Int[Array, " B"], top_p: Float[Array, " B"]) -> Int[Array, " B"]:
-    """The shortest prefix whose share of the mass of the first `length` columns reaches top_p; at least one column.
+def top_p_length(running: Mass, total: Mass, top_p: Float[Array, " B"]) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+    """The shortest prefix whose share of the total reaches top_p, at least one column, and whether any prefix does.
+
+    Args:
+      running: mass [B, C] of each row up to each column.
+      total: mass [B] of all that survived the filters before, in these columns or not.
+      top_p: in (0, 1).
 
     Source: Holtzman et al. 2020, "The curious case of neural text degeneration", section 3.1.
     """
-    weights = jnp.where(is_prefix(z, length), jnp.exp(z), 0.0)
-    mass_before = jnp.cumsum(weights, axis=1) - weights
-    falls_short = mass_before < (top_p * weights.sum(axis=1))[:, None]
-    # The first column stays whatever rounding does; the first failure ends the prefix.
-    falls_short = falls_short.at[:, 0].set(True)
-    nucleus = jnp.where(falls_short.all(axis=1), z.shape[1], jnp.argmin(falls_short, axis=1)).astype(jnp.int32)
-    return jnp.where(top_p < 1, jnp.minimum(nucleus, length), length)
-
-
-def kept_length(
-    z: Float[Array, "B C"], min_p: Float[Array, " B"], top_k: Int[Array, " B"], top_p: Float[Array, " B"]
-) -> Int[Array, " B"]:
-    """How many columns survive min-p, then top-k, then top-p; each filter sees the survivors of the one before."""
-    return top_p_length(z, top_k_length(min_p_length(z, min_p), top_k), top_p)
+    target = total.share(top_p)
+    reaches = running.reaches(target[:, None])
+    is_reached = reaches.any(axis=1)
+    length = jnp.argmax(reaches, axis=1).astype(jnp.int32) + 1
+    return jnp.where(is_reached, length, reaches.shape[1]), is_reached
 
 
 def is_prefix(z: Float[Array, "B C"], length: Int[Array, " B"]) -> Bool[Array, "B C"]:
     """Whether a column is among the first `length`."""
     return jnp.arange(z.shape[1], dtype=jnp.int32)[None, :] < length[:, None]
+
+
+def prefix(z: Float[Array, "B C"], length: Int[Array, " B"]) -> Float[Array, "B C"]:
+    """z of the first `length` columns, -inf in the others."""
+    return jnp.where(is_prefix(z, length), z, -jnp.inf)

@@ -11,15 +11,19 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmask.batch import SamplingBatch
-from jaxmask.edits import History
-from jaxmask.params import check_logprobs_mode
+from jaxmask.checks import check_prompts
+from jaxmask.drawn import Sample
+from jaxmask.history import History
+from jaxmask.params import check_count, check_logprobs_mode
 from jaxmask.rollout import Finish, Rollout
-from jaxmask.sampling import Sample, needs_bits, sample, with_support_bound
+from jaxmask.sampling import needs_bits, sample, with_support_bound
 from jaxmask.support import Support
+
+_STATIC = ("max_new_tokens", "width", "group_size", "logprobs_mode", "pad_token_id", "sharding")
 
 
 @runtime_checkable
@@ -60,6 +64,7 @@ def generate(
     group_size: int = 1,
     logprobs_mode: str = "processed_logprobs",
     pad_token_id: int = 0,
+    sharding: NamedSharding | PartitionSpec | None = None,
 ) -> Rollout:
     """Samples completions with their supports; stops when every row has.
 
@@ -75,6 +80,7 @@ def generate(
       group_size: completions per prompt, G; a prompt is prefilled once for its group.
       logprobs_mode: what `Rollout.logprobs` holds.
       pad_token_id: written past the end of each row.
+      sharding: how the model's logits [B, V] are cut over a mesh (see `sample`).
 
     Raises:
       ValueError: shapes do not fit, prompt and completion exceed the model's length or, seen outside of jit only, a
@@ -82,8 +88,9 @@ def generate(
     """
     check_logprobs_mode(logprobs_mode)
     num_prompts = prompt_ids.shape[0]
-    _check_prompts(prompt_ids, prompt_lengths, batch.vocab_size)
-    _check_at_least_one(max_new_tokens=max_new_tokens, width=width, group_size=group_size)
+    check_prompts(prompt_ids, prompt_lengths, batch.vocab_size)
+    for field, value in (("max_new_tokens", max_new_tokens), ("width", width), ("group_size", group_size)):
+        check_count(field, value)
     if group_size > 1 and batch.num_rows == num_prompts:
         batch = batch.repeat(group_size)
     if batch.num_rows != num_prompts * group_size:
@@ -108,6 +115,7 @@ def generate(
         group_size=group_size,
         logprobs_mode=logprobs_mode,
         pad_token_id=pad_token_id,
+        sharding=sharding,
     )
 
 
@@ -127,7 +135,7 @@ class _Decoding:
     finish: Int[Array, " B"]
 
 
-@functools.partial(jax.jit, static_argnames=("max_new_tokens", "width", "group_size", "logprobs_mode", "pad_token_id"))
+@functools.partial(jax.jit, static_argnames=_STATIC)
 def _generate(
     model: Any,
     batch: SamplingBatch,
@@ -139,15 +147,17 @@ def _generate(
     group_size: int,
     logprobs_mode: str,
     pad_token_id: int,
+    sharding: NamedSharding | PartitionSpec | None,
 ) -> Rollout:
     limits = jnp.minimum(batch.max_tokens, max_new_tokens)
+    draw = functools.partial(sample, batch=batch, width=width, logprobs_mode=logprobs_mode, sharding=sharding)
 
     def is_running(state: _Decoding) -> Bool[Array, ""]:
         return (state.finish == Finish.RUNNING).any()
 
     def step(state: _Decoding) -> _Decoding:
         logits, cache = model.decode(state.last_ids, state.cache)
-        drawn = sample(logits, batch, step=state.step, history=state.history, width=width, logprobs_mode=logprobs_mode)
+        drawn = draw(logits, step=state.step, history=state.history)
         return _record(dataclasses.replace(state, cache=cache), drawn, batch, limits, pad_token_id)
 
     state = _start(model, batch, prompt_ids, prompt_lengths, max_new_tokens, width, group_size, pad_token_id)
@@ -224,25 +234,3 @@ def _record(
         lengths=state.lengths + is_recorded.astype(jnp.int32),
         finish=jnp.where(is_running, ended, state.finish),
     )
-
-
-def _check_prompts(prompt_ids: Int[Array, "P S"], prompt_lengths: Int[Array, " P"], vocab_size: int) -> None:
-    if prompt_ids.ndim != 2 or prompt_lengths.shape != prompt_ids.shape[:1]:
-        raise ValueError(
-            f"prompt_ids must be [P, S] and prompt_lengths [P], got {prompt_ids.shape} and {prompt_lengths.shape}."
-        )
-    if isinstance(prompt_ids, jax.core.Tracer) or isinstance(prompt_lengths, jax.core.Tracer):
-        return
-    ids, lengths = np.asarray(prompt_ids), np.asarray(prompt_lengths)
-    for row, length in enumerate(lengths):
-        if not 1 <= length <= ids.shape[1]:
-            raise ValueError(f"prompt_lengths must be in [1, {ids.shape[1]}], got {length} in row {row}.")
-        outside = [int(i) for i in ids[row, :length] if not 0 <= i < vocab_size]
-        if outside:
-            raise ValueError(f"prompt_ids must be in [0, {vocab_size}), got {outside} in row {row}.")
-
-
-def _check_at_least_one(**values: int) -> None:
-    for field, value in values.items():
-        if value < 1:
-            raise ValueError(f"{field} must be at least 1, got {value}.")

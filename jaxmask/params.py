@@ -76,7 +76,7 @@ class SamplingParams:
         """Checks every field; lists become tuples, the temperature meets its floor."""
         for field in _INTEGERS:
             if getattr(self, field) is not None:
-                self._set(field, _integer(field, getattr(self, field)))
+                self._set(field, check_integer(field, getattr(self, field)))
         self._check_filters()
         self._check_penalties()
         self._check_lengths()
@@ -101,7 +101,7 @@ class SamplingParams:
         top_p = _number("top_p", self.top_p)
         if not 0 < top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], got {top_p}.")
-        if (top_k := _integer("top_k", self.top_k)) < -1:
+        if (top_k := check_integer("top_k", self.top_k)) < -1:
             raise ValueError(f"top_k must be 0 (disable), or at least 1, got {top_k}.")
         _check_range("min_p", _number("min_p", self.min_p), 0, 1)
 
@@ -115,17 +115,17 @@ class SamplingParams:
             raise ValueError(f"repetition_penalty must be greater than zero, got {repetition}.")
 
     def _check_lengths(self) -> None:
-        n = _integer("n", self.n)
+        n = check_integer("n", self.n)
         _check_range("n", n, 1, MAX_NUM_SAMPLES)
         if self.is_greedy and n > 1:
             raise ValueError(f"n must be 1 when using greedy sampling, got {n}.")
         if self.seed is not None:
-            _check_range("seed", _integer("seed", self.seed), -(2**63), 2**64 - 1)
+            _check_range("seed", check_integer("seed", self.seed), -(2**63), 2**64 - 1)
             if self.seed == -1:
                 self._set("seed", None)
-        if self.max_tokens is not None and _integer("max_tokens", self.max_tokens) < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}.")
-        if _integer("min_tokens", self.min_tokens) < 0:
+        if self.max_tokens is not None:
+            check_count("max_tokens", self.max_tokens)
+        if check_integer("min_tokens", self.min_tokens) < 0:
             raise ValueError(f"min_tokens must be greater than or equal to 0, got {self.min_tokens}.")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
@@ -133,7 +133,7 @@ class SamplingParams:
             )
         for field in ("logprobs", "prompt_logprobs"):
             value = getattr(self, field)
-            if value is not None and _integer(field, value) < -1:
+            if value is not None and check_integer(field, value) < -1:
                 raise ValueError(f"{field} must be non-negative or -1, got {value}.")
 
     def _check_token_lists(self) -> None:
@@ -141,42 +141,13 @@ class SamplingParams:
         if not isinstance(stop, Sequence) or not all(isinstance(text, str) and text for text in stop):
             raise ValueError(f"stop must hold strings and cannot contain an empty string. Got stop={self.stop!r}.")
         self._set("stop", tuple(stop))
-        self._set("stop_token_ids", _ids("stop_token_ids", self.stop_token_ids or ()))
+        self._set("stop_token_ids", check_integers("stop_token_ids", self.stop_token_ids or ()))
         self._set("logit_bias", _biases(self.logit_bias or {}))
         self._set("bad_words", _bad_words(self.bad_words or ()))
         if self.allowed_token_ids is not None:
-            self._set("allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids))
+            self._set("allowed_token_ids", check_integers("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
                 raise ValueError("allowed_token_ids is not None and empty!")
-
-
-def check_sampling_mask(params: SamplingParams, *, logprobs_mode: str, unbounded_support: bool = False) -> None:
-    """Raises unless `params` can be sampled with its supports kept for replay.
-
-    Args:
-      params: the request.
-      logprobs_mode: the engine's mode.
-      unbounded_support: allow top_k = 0; supports of any size are then kept as packed bits.
-
-    Raises:
-      ValueError: with vLLM's texts; a request that opted out (`return_sampling_mask=False`) is not checked.
-
-    Source: vLLM, config/vllm.py and v1/engine/input_processor.py.
-    """
-    if logprobs_mode != "processed_logprobs":
-        raise ValueError(
-            "sampling distribution replay requires logprobs_mode='processed_logprobs' so that returned logprobs are "
-            "normalized over the same nucleus as the sampling mask"
-        )
-    if params.return_sampling_mask is False:
-        return
-    if params.temperature <= 0:
-        raise ValueError("sampling distribution replay requires temperature > 0")
-    if params.top_k <= 0 and not unbounded_support:
-        raise ValueError(
-            "sampling distribution replay requires top_k > 0 to bound sampling mask size, reduce transfer overhead, "
-            "and avoid potential OOMs"
-        )
 
 
 def check_logprobs_mode(mode: str) -> None:
@@ -185,29 +156,38 @@ def check_logprobs_mode(mode: str) -> None:
         raise ValueError(f"logprobs_mode must be one of {', '.join(LOGPROBS_MODES)}, got {mode!r}.")
 
 
+def check_integer(field: str, value: Any) -> int:
+    """`value` as Python's integer; raises ValueError for anything else, bools and whole floats included."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ValueError(f"{field} must be an integer, got {type(value).__name__} {value!r}.")
+    return operator.index(value)
+
+
+def check_integers(field: str, values: Sequence[int]) -> tuple[int, ...]:
+    """`values` as Python's integers; raises ValueError unless it is a sequence of integers."""
+    try:
+        return tuple(check_integer(field, value) for value in values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{field} must contain only integers, got {values!r}.") from error
+
+
+def check_count(field: str, value: Any) -> int:
+    """`value` as Python's integer; raises ValueError unless it is an integer of at least 1."""
+    if check_integer(field, value) < 1:
+        raise ValueError(f"{field} must be at least 1, got {value}.")
+    return operator.index(value)
+
+
 def _number(field: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{field} must be a number, got {value!r}.")
     return float(value)
 
 
-def _integer(field: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ValueError(f"{field} must be an integer, got {type(value).__name__} {value!r}.")
-    return operator.index(value)
-
-
 def _check_range(field: str, value: float | int, low: int, high: int) -> None:
     # Written so that NaN fails.
     if not low <= value <= high:
         raise ValueError(f"{field} must be in [{low}, {high}], got {value}.")
-
-
-def _ids(field: str, values: Sequence[int]) -> tuple[int, ...]:
-    try:
-        return tuple(_integer(field, value) for value in values)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{field} must contain only integers, got {values!r}.") from error
 
 
 def _biases(biases: Mapping[Any, float]) -> dict[int, float]:
@@ -217,7 +197,7 @@ def _biases(biases: Mapping[Any, float]) -> dict[int, float]:
     for key, value in biases.items():
         try:
             # JSON keys are strings; int() alone would cut 1.5 to 1.
-            token_id = int(key) if isinstance(key, str) else _integer("logit_bias", key)
+            token_id = int(key) if isinstance(key, str) else check_integer("logit_bias", key)
         except (TypeError, ValueError) as error:
             raise ValueError(f"logit_bias keys must be token ids, got {key!r}.") from error
         if math.isnan(_number("logit_bias", value)):
@@ -231,4 +211,4 @@ def _bad_words(words: Sequence[str | Sequence[int]]) -> tuple[str | tuple[int, .
         raise ValueError(f"bad_words must hold strings or token id lists, got {words!r}.")
     if any(len(word) == 0 for word in words):
         raise ValueError(f"bad_words cannot contain an empty string. Got bad_words={words!r}.")
-    return tuple(word if isinstance(word, str) else _ids("bad_words", word) for word in words)
+    return tuple(word if isinstance(word, str) else check_integers("bad_words", word) for word in words)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxmask import filters
 from jaxmask.support import Support
 
 # Rows handled at once where a whole vocabulary is needed: bounds memory to this times V.
@@ -178,14 +179,12 @@ def _scores(
     temperature: float | Float[Array, ...],
 ) -> Scores:
     """Scores over the kept columns; the others are replaced before any arithmetic, so NaN there is harmless."""
-    divisor = jnp.asarray(temperature, jnp.float32)
-    # As in the sampler: greedy rows are not tempered.
-    divisor = jnp.where(divisor > 0, divisor, 1.0)
-    divisor = divisor[..., None] if divisor.ndim else divisor
+    factor = filters.inverse_temperature(jnp.asarray(temperature, jnp.float32))
+    factor = factor[..., None] if factor.ndim else factor
     x = jnp.where(kept, logits, 0.0).astype(jnp.float32)
     top = jax.lax.stop_gradient(jnp.where(kept, x, -jnp.inf).max(axis=-1, keepdims=True))
-    # The maximum leaves before the division, as in the sampler, so the likeliest token is at exactly 0.
-    shifted = (x - jnp.where(jnp.isfinite(top), top, 0.0)) / divisor
+    # As in the sampler: the maximum leaves first, so the likeliest token is at exactly 0.
+    shifted = (x - jnp.where(jnp.isfinite(top), top, 0.0)) * factor
     weights = jnp.where(kept, jnp.exp(jnp.where(kept, shifted, 0.0)), 0.0)
     mass = weights.sum(axis=-1)
     log_mass = jnp.log(jnp.where(mass > 0, mass, 1.0))

@@ -1,7 +1,10 @@
 """Logits to a token, its log-probability and its support: one compiled program for every setting of every row.
 
-Rows bounded by top-k go through a few columns in canonical order. The others (no top-k, too many ties) go one by one
-through an exact search over the whole row, so a batch pays only for the rows that need it.
+Rows that a few leading tokens decide go through these few columns together (`by_columns`). The others (a wide nucleus,
+no filter at all, too many ties) go one by one through an exact search over the whole row (`by_rows`), so a batch pays
+only for the rows that need it.
+
+On a mesh, rows and vocabulary may be sharded: each device offers its candidates, and logits stay where they are.
 """
 
 from __future__ import annotations
@@ -12,30 +15,17 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
 
-from jaxmask import bisection, bits, candidates, draw, edits, filters, logprobs
+from jaxmask import by_columns, by_rows, edits, filters, logprobs, mass, placement
 from jaxmask.batch import SamplingBatch
+from jaxmask.drawn import Plan, Sample
+from jaxmask.history import History
 from jaxmask.params import check_logprobs_mode
+from jaxmask.placement import Placement
+from jaxmask.shards import Slice
 from jaxmask.support import Support
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """One drawn token per row.
-
-    Attributes:
-      token_ids: in [0, vocab_size).
-      logprobs: of the token, as the mode says; over the support in `processed_logprobs`.
-      support: the ids the token was drawn from.
-      is_valid: False where the row had no finite logit: its token means nothing and its log-probability is -inf.
-    """
-
-    token_ids: Int[Array, " B"]
-    logprobs: Float[Array, " B"]
-    support: Support
-    is_valid: Bool[Array, " B"]
 
 
 def sample(
@@ -43,13 +33,18 @@ def sample(
     batch: SamplingBatch,
     *,
     step: int | Int[Array, ""] | Int[Array, " B"],
-    history: edits.History | None = None,
+    history: History | None = None,
     width: int,
     logprobs_mode: str = "processed_logprobs",
+    num_logprobs: int | None = None,
+    return_support_logprobs: bool = False,
+    sharding: NamedSharding | PartitionSpec | None = None,
 ) -> Sample:
     """Draws one token per row from its truncated distribution, and returns that distribution's support.
 
     Edits -> temperature -> min-p -> top-k -> top-p -> argmax of z + Gumbel noise over the survivors.
+
+    A row's result does not depend on the other rows, on `width` or on how the logits are sharded.
 
     Args:
       logits: any float dtype; columns at or past `batch.vocab_size` (a padded head) are never drawn.
@@ -59,14 +54,25 @@ def sample(
       width: compact cells per support, W. Packed bits are returned beside them unless `batch.support_bound`, or outside
         of jit the values of top_k, show that no support can be wider.
       logprobs_mode: raw_logits, raw_logprobs, processed_logits or processed_logprobs.
+      num_logprobs: report each token's rank and the top `num_logprobs` tokens, 0 to min(V, 4096); None for neither.
+      return_support_logprobs: report the log-probability of every id in the compact cells.
+      sharding: how `logits` are cut over a mesh, rows and vocabulary: a `NamedSharding`, or a `PartitionSpec` for the
+        mesh in context. Not needed outside of jit, where arrays show it. Inside `shard_map`, where `logits` are a
+        device's own piece, name the axis of the vocabulary: `PartitionSpec(None, "tensor")`; the other arguments are
+        those of the device's rows. Rows and columns need not divide evenly.
 
     Raises:
-      ValueError: shapes do not fit, an unknown mode, or a history that is needed and missing.
+      ValueError: shapes do not fit, an unknown mode, a number out of its range, a history that is needed and missing,
+        or a sharding that the mesh does not have.
 
     Source: DeepSeek-V3.2, arXiv 2512.02556, section 3.1; the order of the filters is vLLM's.
     """
     check_logprobs_mode(logprobs_mode)
-    _check_shapes(logits, batch, width)
+    placed = placement.resolve(logits, sharding)
+    is_piece = placed is not None and placed.mesh is None
+    part = placed.part(logits.shape[1]) if placed is not None and is_piece else Slice(batch.vocab_size)
+    _check_shapes(logits, batch, part.num if is_piece else 1)
+    _check_numbers(batch, width, num_logprobs)
     if batch.needs_history and history is None:
         raise ValueError(
             "history is None, but a penalty or bad word of the batch needs it: make one with History.start or "
@@ -74,7 +80,11 @@ def sample(
         )
     steps = jnp.broadcast_to(jnp.asarray(step, jnp.int32), (batch.num_rows,))
     batch = with_support_bound(batch, width)
-    return _sample(logits, batch, steps, history if batch.needs_history else None, width, logprobs_mode)
+    plan = Plan(width, needs_bits(batch, width), logprobs_mode, num_logprobs, return_support_logprobs, part)
+    history = history if batch.needs_history else None
+    if placed is None or is_piece:
+        return _sample(logits, batch, steps, history, plan)
+    return _sample_placed(logits, batch, steps, history, plan, placed)
 
 
 def with_support_bound(batch: SamplingBatch, width: int) -> SamplingBatch:
@@ -93,137 +103,105 @@ def needs_bits(batch: SamplingBatch, width: int) -> bool:
     return width < bound
 
 
-@functools.partial(jax.jit, static_argnames=("width", "logprobs_mode"))
+@functools.partial(jax.jit, static_argnames=("plan", "placed"))
+def _sample_placed(
+    logits: Float[Array, "B V"],
+    batch: SamplingBatch,
+    steps: Int[Array, " B"],
+    history: History | None,
+    plan: Plan,
+    placed: Placement,
+) -> Sample:
+    """`_sample` of each device's piece of the logits."""
+    num_rows = logits.shape[0]
+    missing = -num_rows % placed.num_row_blocks
+    # Rows without a finite logit are the cheapest to sample.
+    padding = ((0, missing), (0, -logits.shape[1] % placed.num_slices))
+    logits = jnp.pad(logits, padding, constant_values=-jnp.inf)
+    settings = jax.tree.map(
+        lambda leaf: jnp.pad(leaf, ((0, missing), *((0, 0),) * (leaf.ndim - 1)), mode="edge"), (batch, steps, history)
+    )
+    part = placed.part(logits.shape[1] // placed.num_slices)
+    rows = PartitionSpec(placed.batch_axes or None)
+    logits_spec = PartitionSpec(placed.batch_axes or None, placed.vocab_axes or None)
+    if placed.is_explicit:
+        logits, settings = jax.sharding.reshard((logits, settings), (logits_spec, rows))
+
+    def sample_piece(logits: Array, settings: tuple[SamplingBatch, Array, History | None]) -> Sample:
+        batch, steps, history = settings
+        return _sample(logits, batch, steps, history, dataclasses.replace(plan, part=part))
+
+    drawn = jax.shard_map(
+        sample_piece,
+        mesh=placed.mesh,
+        in_specs=(logits_spec, rows),
+        out_specs=rows,
+        # Slices agree on what they drew by collectives; the checker cannot see that of loops and conditions.
+        check_vma=False,
+    )(logits, settings)
+    return jax.tree.map(lambda leaf: leaf[:num_rows], drawn)
+
+
+@functools.partial(jax.jit, static_argnames="plan")
 def _sample(
     logits: Float[Array, "B V"],
     batch: SamplingBatch,
     steps: Int[Array, " B"],
-    history: edits.History | None,
-    width: int,
-    logprobs_mode: str,
+    history: History | None,
+    plan: Plan,
 ) -> Sample:
-    logits = logits[:, : batch.vocab_size]
-    terms = edits.EditTerms.for_vocabulary(batch, history, steps)
+    part = plan.part
+    if part.is_whole:
+        part = Slice(batch.vocab_size)
+        logits = logits[:, : batch.vocab_size]
+    elif part.num * part.size > batch.vocab_size:
+        logits = jnp.where(part.token_ids() < batch.vocab_size, logits, -jnp.inf)
+    plan = dataclasses.replace(plan, part=part)
+    terms = edits.EditTerms.for_vocabulary(batch, history, steps, part)
     # Without edits the logits are read where they lie: a cleaned copy of [B, V] would cost more than the sampling.
     is_edited = jax.tree.leaves(terms) != []
     edited = edits.apply_edits(filters.drawable(logits), terms, batch) if is_edited else logits
-    drawn = _draw(edited, batch, steps, width)
-    values = logprobs.reported_values(
-        logprobs_mode,
-        raw_logits=logits,
-        edited=edited,
-        processed_logprobs=drawn.logprobs,
-        token_ids=drawn.token_ids,
-        temperature=batch.temperature,
-    )
-    return dataclasses.replace(
-        drawn,
-        logprobs=jnp.where(drawn.is_valid, values, -jnp.inf),
-        support=_without_opted_out(drawn.support, batch),
-    )
+    drawn, is_decided = by_columns.draw(edited, batch, steps, plan)
+    drawn = by_rows.redraw(drawn, ~is_decided, edited, batch, steps, plan)
+    drawn = logprobs.reported(drawn, logits, edited, batch, plan)
+    return _without_invalid(_without_opted_out(drawn, batch))
 
 
-def _draw(edited: Float[Array, "B V"], batch: SamplingBatch, steps: Int[Array, " B"], width: int) -> Sample:
-    num_columns = candidates.num_columns(width, batch.vocab_size)
-    columns = candidates.leading_columns(edited, batch.top_k, num_columns)
-    drawn = _draw_from_columns(columns, batch, steps, width)
-    if num_columns == batch.vocab_size:
-        return drawn
-    return _redraw_rows(drawn, ~columns.is_complete, edited, batch, steps, width)
-
-
-def _draw_from_columns(
-    columns: candidates.Columns, batch: SamplingBatch, steps: Int[Array, " B"], width: int
-) -> Sample:
-    z = filters.temper(columns.logits, columns.logits[:, 0], batch.temperature)
-    counts = filters.kept_length(z, batch.min_p, batch.top_k, batch.top_p)
-    is_kept = filters.is_prefix(z, counts)
-    token_ids, logprob = _winner(z, is_kept, columns.token_ids, batch, steps)
-    kept_ids = jnp.sort(jnp.where(is_kept, columns.token_ids, batch.vocab_size), axis=1)
-    padding = max(width - kept_ids.shape[1], 0)
-    compact = jnp.pad(kept_ids[:, :width], ((0, 0), (0, padding)), constant_values=batch.vocab_size)
-    packed = bits.pack_ids(kept_ids, batch.vocab_size) if needs_bits(batch, width) else None
-    support = Support(compact, counts, packed, batch.vocab_size)
-    return Sample(token_ids, logprob, support, counts > 0)
-
-
-def _draw_from_rows(edited: Float[Array, "B V"], batch: SamplingBatch, steps: Int[Array, " B"], width: int) -> Sample:
-    edited = filters.drawable(edited)
-    z = filters.temper(edited, edited.max(axis=1), batch.temperature)
-    is_kept = bisection.keep(edited, z, batch.min_p, batch.top_k, batch.top_p)
-    all_ids = jnp.broadcast_to(jnp.arange(batch.vocab_size, dtype=jnp.int32)[None, :], z.shape)
-    token_ids, logprob = _winner(z, is_kept, all_ids, batch, steps)
-    words = bits.pack_words(is_kept)
-    compact, counts = bits.select_ids(words, width, fill=batch.vocab_size)
-    packed = bits.words_to_bytes(words, batch.vocab_size) if needs_bits(batch, width) else None
-    return Sample(token_ids, logprob, Support(compact, counts, packed, batch.vocab_size), counts > 0)
-
-
-def _redraw_rows(
-    drawn: Sample,
-    is_flagged: Bool[Array, " B"],
-    edited: Float[Array, "B V"],
-    batch: SamplingBatch,
-    steps: Int[Array, " B"],
-    width: int,
-) -> Sample:
-    """`drawn` with the flagged rows drawn again from their whole rows, one at a time."""
-    (flagged,) = jnp.nonzero(is_flagged, size=is_flagged.shape[0], fill_value=0)
-
-    def redraw(i: Array, drawn: Sample) -> Sample:
-        row = flagged[i].astype(jnp.int32)
-        row_edited, row_batch, row_steps = jax.tree.map(
-            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, row, 1, axis=0), (edited, batch, steps)
-        )
-        return jax.tree.map(
-            lambda all_rows, new: jax.lax.dynamic_update_slice_in_dim(all_rows, new, row, axis=0),
-            drawn,
-            _draw_from_rows(row_edited, row_batch, row_steps, width),
-        )
-
-    # The condition keeps XLA from computing the only row of a batch of one ahead of a loop that may not run.
-    return jax.lax.cond(
-        is_flagged.any(),
-        lambda: jax.lax.fori_loop(0, is_flagged.sum(dtype=jnp.int32), redraw, drawn),
-        lambda: drawn,
-    )
-
-
-def _winner(
-    z: Float[Array, "B C"],
-    is_kept: Bool[Array, "B C"],
-    token_ids: Int[Array, "B C"],
-    batch: SamplingBatch,
-    steps: Int[Array, " B"],
-) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
-    """The id of the largest z + noise among the kept columns, and its log-probability over them."""
-    noise = draw.gumbel(batch.seeds, steps, token_ids)
-    noise = jnp.where((batch.temperature > 0)[:, None], noise, 0.0)
-    score = jnp.where(is_kept, z + noise, -jnp.inf)
-    # Equal scores go to the lower id, so the winner does not depend on the order of the columns.
-    is_best = is_kept & (score == score.max(axis=1, keepdims=True))
-    winner = jnp.where(is_best, token_ids, batch.vocab_size).min(axis=1)
-    log_mass = jnp.log(jnp.where(is_kept, jnp.exp(z), 0.0).sum(axis=1))
-    winner_z = jnp.where(token_ids == winner[:, None], z, -jnp.inf).max(axis=1)
-    return jnp.where(winner < batch.vocab_size, winner, 0), winner_z - log_mass
-
-
-def _without_opted_out(support: Support, batch: SamplingBatch) -> Support:
+def _without_opted_out(drawn: Sample, batch: SamplingBatch) -> Sample:
     if batch.returns_support is None:
-        return support
-    returned = batch.returns_support
-    return Support(
+        return drawn
+    returned, support = batch.returns_support, drawn.support
+    support = Support(
         jnp.where(returned[:, None], support.token_ids, batch.vocab_size),
         jnp.where(returned, support.counts, 0),
         None if support.packed is None else jnp.where(returned[:, None], support.packed, jnp.uint8(0)),
         batch.vocab_size,
     )
+    values = drawn.support_logprobs
+    values = None if values is None else jnp.where(returned[:, None], values, -jnp.inf)
+    return dataclasses.replace(drawn, support=support, support_logprobs=values)
 
 
-def _check_shapes(logits: Float[Array, "B V"], batch: SamplingBatch, width: int) -> None:
-    if logits.ndim != 2 or logits.shape[0] != batch.num_rows or logits.shape[1] < batch.vocab_size:
+def _without_invalid(drawn: Sample) -> Sample:
+    ranks = drawn.ranks if drawn.ranks is None else jnp.where(drawn.is_valid, drawn.ranks, 0)
+    return dataclasses.replace(drawn, logprobs=jnp.where(drawn.is_valid, drawn.logprobs, -jnp.inf), ranks=ranks)
+
+
+def _check_shapes(logits: Float[Array, "B V"], batch: SamplingBatch, num_slices: int) -> None:
+    if logits.ndim != 2 or logits.shape[0] != batch.num_rows or logits.shape[1] * num_slices < batch.vocab_size:
+        pieces = f" in {num_slices} slices" if num_slices > 1 else ""
         raise ValueError(
-            f"logits must be [{batch.num_rows}, at least {batch.vocab_size}] to fit the batch, got {logits.shape}."
+            f"logits must be [{batch.num_rows}, at least {batch.vocab_size}{pieces}] to fit the batch, got "
+            f"{logits.shape}."
         )
+
+
+def _check_numbers(batch: SamplingBatch, width: int, num_logprobs: int | None) -> None:
     if width < 1:
         raise ValueError(f"width must be at least 1, got {width}.")
+    if batch.vocab_size > mass.MAX_TERMS:
+        raise ValueError(f"vocab_size must be at most {mass.MAX_TERMS}, got {batch.vocab_size}.")
+    most = min(batch.vocab_size, mass.MAX_COLUMNS)
+    is_number = isinstance(num_logprobs, int) and not isinstance(num_logprobs, bool)
+    if num_logprobs is not None and not (is_number and 0 <= num_logprobs <= most):
+        raise ValueError(f"num_logprobs must be None or an integer in [0, {most}], got {num_logprobs}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from jaxmask import bits
+from jaxmask import bits, ragged
+from jaxmask.params import check_count, check_integer, check_integers
 
 
 @jax.tree_util.register_dataclass
@@ -42,7 +44,7 @@ class Support:
         Raises:
           ValueError: width below 1.
         """
-        _check_width(width)
+        check_count("width", width)
         return _compact(processed_logits, width)
 
     @classmethod
@@ -55,19 +57,48 @@ class Support:
           width: compact cells per row; the longest list by default. Longer lists go to packed bits too.
 
         Raises:
-          ValueError: an id outside [0, V) or a repeated id (the row is named), or width below 1.
+          ValueError: an id that is no integer, lies outside [0, V) or is repeated (the row is named), or vocab_size or
+            width below 1.
         """
-        _check_width(width)
-        rows = [np.sort(np.asarray(row, np.int64)) for row in lists]
-        for index, row in enumerate(rows):
-            _check_row(index, row, vocab_size)
-        width = max([1, *map(len, rows)]) if width is None else width
-        token_ids = np.full((len(rows), width), vocab_size, np.int32)
-        for cells, row in zip(token_ids, rows, strict=True):
-            cells[: min(len(row), width)] = row[:width]
-        counts = np.array([len(row) for row in rows], np.int32).reshape(len(rows))
-        packed = jnp.asarray(_pack_rows(rows, vocab_size)) if (counts > width).any() else None
-        return cls(jnp.asarray(token_ids), jnp.asarray(counts), packed, vocab_size)
+        vocab_size = check_count("vocab_size", vocab_size)
+        width = None if width is None else check_count("width", width)
+        token_ids, lengths = ragged.flatten(lists, vocab_size)
+        cells, counts, packed = ragged.to_cells(token_ids, lengths, vocab_size, width)
+        return cls(jnp.asarray(cells), jnp.asarray(counts), None if packed is None else jnp.asarray(packed), vocab_size)
+
+    @classmethod
+    def concatenate(cls, supports: Sequence[Support], axis: int = 0) -> Support:
+        """The supports one after another along one leading axis.
+
+        Narrow parts grow to the widest; packed bits are kept where any part has them. Runs under jit.
+
+        Args:
+          supports: at least one; leading axes are equal but for `axis`.
+          axis: a leading axis; negative ones count from the last leading axis.
+
+        Raises:
+          ValueError: no supports, different vocabularies, leading axes that do not fit, or no such axis.
+        """
+        axis = _check_parts(supports, axis)
+        width = max(part.width for part in supports)
+        has_bits = any(part.packed is not None for part in supports)
+        alike = [_grow(part, width, has_bits) for part in supports]
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=axis), *alike)
+
+    def split(self, lengths: Sequence[int]) -> list[Support]:
+        """Consecutive pieces of the first leading axis, one per length: what `concatenate` joined.
+
+        Raises:
+          ValueError: lengths that are no integers, below 0, or do not sum to the first leading axis.
+        """
+        if not self.shape:
+            raise ValueError("split needs a leading axis, got a single support.")
+        sizes = check_integers("lengths", lengths)
+        if min(sizes, default=0) < 0 or sum(sizes) != len(self):
+            raise ValueError(
+                f"lengths must be at least 0 and sum to {len(self)}, got {list(sizes)} with sum {sum(sizes)}."
+            )
+        return [self[end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -132,22 +163,20 @@ class Support:
         return mask.at[rows, flat_ids].set(True, mode="drop").reshape(*self.shape, self.vocab_size)
 
     def to_lists(self) -> list[Any]:
-        """Ascending ids on the host, as lists nested like the leading axes (one flat list where there are none)."""
-        token_ids, counts = np.asarray(self.token_ids), np.asarray(self.counts)
-        packed = None if self.packed is None else np.asarray(self.packed)
+        """Ascending ids on the host, as lists nested like the leading axes (one flat list where there are none).
 
-        def row(index: tuple[int, ...]) -> list[int]:
-            if counts[index] <= self.width or packed is None:
-                return [int(token_id) for token_id in token_ids[index][: counts[index]]]
-            kept = np.unpackbits(packed[index], bitorder="little", count=self.vocab_size)
-            return [int(token_id) for token_id in np.flatnonzero(kept)]
+        Raises:
+          ValueError: a row whose count its cells and its packed bits do not hold.
+        """
+        flat = self.reshape(-1)
+        packed = None if flat.packed is None else np.asarray(flat.packed)
+        ids, offsets = ragged.from_cells(np.asarray(flat.token_ids), np.asarray(flat.counts), packed, self.vocab_size)
+        rows = (ids[start:end].tolist() for start, end in itertools.pairwise(offsets))
 
-        def nest(index: tuple[int, ...]) -> list[Any]:
-            if len(index) == counts.ndim:
-                return row(index)
-            return [nest((*index, i)) for i in range(counts.shape[len(index)])]
+        def nest(sizes: tuple[int, ...]) -> list[Any]:
+            return [nest(sizes[1:]) for _ in range(sizes[0])] if sizes else next(rows)
 
-        return nest(())
+        return nest(self.shape)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -159,21 +188,43 @@ def _compact(processed_logits: Float[Array, "*B V"], width: int) -> Support:
     return Support(token_ids, counts, packed, vocab_size).reshape(*leading)
 
 
-def _pack_rows(rows: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
-    packed = np.zeros((len(rows), -(-vocab_size // 8)), np.uint8)
-    for cells, row in zip(packed, rows, strict=True):
-        np.bitwise_or.at(cells, row >> 3, (1 << (row & 7)).astype(np.uint8))
-    return packed
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _grow(part: Support, width: int, has_bits: bool) -> Support:
+    """The same supports in `width` cells, at least as many as they have; with packed bits if so asked."""
+    flat = part.reshape(-1)
+    token_ids, packed = flat.token_ids, flat.packed
+    if width > part.width and packed is not None:
+        # Padding would not do: a row that overflowed its old cells may fit the new ones.
+        token_ids, _ = bits.select_ids(_words(packed), width, fill=part.vocab_size)
+    elif width > part.width:
+        token_ids = jnp.pad(token_ids, ((0, 0), (0, width - part.width)), constant_values=part.vocab_size)
+    if has_bits and packed is None:
+        packed = bits.pack_ids(token_ids, part.vocab_size)
+    return Support(token_ids, flat.counts, packed, part.vocab_size).reshape(*part.shape)
 
 
-def _check_width(width: int | None) -> None:
-    if width is not None and width < 1:
-        raise ValueError(f"width must be at least 1, got {width}.")
+def _check_parts(supports: Sequence[Support], axis: int) -> int:
+    """`axis` counted from the first one; raises ValueError unless the supports can be joined along it."""
+    if len(supports) == 0:
+        raise ValueError("supports must hold at least one Support, got none.")
+    shape, vocab_size = supports[0].shape, supports[0].vocab_size
+    if not -len(shape) <= check_integer("axis", axis) < len(shape):
+        raise ValueError(f"axis must be one of the {len(shape)} leading axes of {shape}, got {axis}.")
+    axis %= len(shape)
+
+    others = [size for place, size in enumerate(shape) if place != axis]
+    for index, part in enumerate(supports):
+        if part.vocab_size != vocab_size:
+            raise ValueError(f"vocab_size must be the same, got {vocab_size}, but {part.vocab_size} in part {index}.")
+        part_others = [size for place, size in enumerate(part.shape) if place != axis]
+        if len(part.shape) != len(shape) or part_others != others:
+            raise ValueError(
+                f"leading axes must agree but for axis {axis}, got {shape}, but {part.shape} in part {index}."
+            )
+    return axis
 
 
-def _check_row(index: int, row: np.ndarray, vocab_size: int) -> None:
-    if len(row) and not (row[0] >= 0 and row[-1] < vocab_size):
-        outside = row[(row < 0) | (row >= vocab_size)].tolist()
-        raise ValueError(f"support of row {index} holds ids {outside} outside [0, {vocab_size}).")
-    if (np.diff(row) == 0).any():
-        raise ValueError(f"support of row {index} repeats ids {row[1:][np.diff(row) == 0].tolist()}.")
+def _words(packed: UInt[Array, "R P"]) -> UInt[Array, "R N"]:
+    """The same bits as 32-bit words, those past the last byte 0."""
+    padded = jnp.pad(packed, ((0, 0), (0, -packed.shape[1] % 4)))
+    return jax.lax.bitcast_convert_type(padded.reshape(packed.shape[0], -1, 4), jnp.uint32)

@@ -4,8 +4,9 @@ import numpy as np
 import oracle
 import pytest
 import tolerances
+from jax.sharding import PartitionSpec
 
-from jaxmask import History, SamplingBatch, SamplingParams
+from jaxmask import History, SamplingBatch, SamplingParams, shards
 from jaxmask.edits import EDITS, EditTerms, apply_edits
 
 NO = -np.inf
@@ -19,10 +20,12 @@ def edited(logits, params, prompts=None, outputs=None, *, eos=(), columns=None) 
     outputs = outputs or [[]] * len(requests)
     history = History.from_lists(prompts or [[]] * len(requests), outputs, batch)
     steps = jnp.asarray(np.array([len(output) for output in outputs], np.int32))
-    terms = EditTerms.for_vocabulary(batch, history if batch.needs_history else None, steps)
-    values = jnp.asarray(logits)
-    if columns is not None:
-        terms, values = terms.at(jnp.asarray(columns)), jnp.take_along_axis(values, jnp.asarray(columns), axis=1)
+    history = history if batch.needs_history else None
+    if columns is None:
+        terms, values = EditTerms.for_vocabulary(batch, history, steps), jnp.asarray(logits)
+    else:
+        terms = EditTerms.for_ids(batch, history, steps, jnp.asarray(columns))
+        values = jnp.asarray(np.take_along_axis(logits, np.minimum(columns, logits.shape[1] - 1), axis=1))
     return np.asarray(apply_edits(values, terms, batch))
 
 
@@ -227,6 +230,75 @@ def test_kept_columns_are_edited_like_whole_rows():
     np.testing.assert_array_equal(kept, np.take_along_axis(whole, columns, axis=1))
     assert np.isneginf(kept).any()
     assert (kept != np.take_along_axis(logits, columns, axis=1)).any(axis=1).mean() > 0.5
+
+
+def everything_of(seed, vocab_size, num_rows):
+    """Batch, history and steps of rows in which every edit has something to do."""
+    params, prompts, outputs = everything(np.random.default_rng(seed), vocab_size, num_rows)
+    batch = SamplingBatch.from_params(params, vocab_size=vocab_size, eos_token_ids=[0, 5])
+    steps = jnp.asarray(np.array([len(output) for output in outputs], np.int32))
+    return batch, History.from_lists(prompts, outputs, batch), steps
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_terms_of_some_ids_are_those_of_the_vocabulary(seed):
+    V, num_rows = 33, 60
+    batch, history, steps = everything_of(seed, V, num_rows)
+    rng = np.random.default_rng(seed)
+    token_ids = np.stack([rng.permutation(V) for _ in range(num_rows)]).astype(np.int32)
+    whole = jax.tree.leaves(EditTerms.for_vocabulary(batch, history, steps))
+    some = jax.tree.leaves(EditTerms.for_ids(batch, history, steps, jnp.asarray(token_ids)))
+    assert len(whole) == len(some) == 6
+    for term, term_of_ids in zip(whole, some, strict=True):
+        assert term_of_ids.dtype == term.dtype
+        np.testing.assert_array_equal(term_of_ids, np.take_along_axis(np.asarray(term), token_ids, axis=1))
+        # No edit is idle here.
+        assert (np.asarray(term) != np.asarray(term)[0, 0]).any()
+
+
+def test_unused_cells_of_a_support_do_no_harm():
+    """They hold vocab_size, which pads every list too."""
+    rng = np.random.default_rng(5)
+    V = 33
+    params, prompts, outputs = everything(rng, V, 60)
+    logits = rng.normal(size=(60, V)).astype(np.float32)
+    counts = rng.integers(0, 10, 60)
+    columns = np.stack([rng.permutation(V)[:9] for _ in range(60)]).astype(np.int32)
+    is_used = np.arange(9) < counts[:, None]
+    whole = edited(logits, params, prompts, outputs)
+    kept = edited(logits, params, prompts, outputs, columns=np.where(is_used, columns, V).astype(np.int32))
+    np.testing.assert_array_equal(kept[is_used], np.take_along_axis(whole, columns, axis=1)[is_used])
+    assert not np.isnan(kept).any()
+    assert not np.isposinf(kept).any()
+
+
+def test_rows_without_an_allow_list_allow_any_id_asked_for():
+    params = [SamplingParams(allowed_token_ids=[3, 1]), SamplingParams()]
+    batch = SamplingBatch.from_params(params, vocab_size=4)
+    terms = EditTerms.for_ids(batch, None, jnp.zeros(2, jnp.int32), jnp.array([[0, 1, 3], [0, 1, 3]], jnp.int32))
+    assert terms.is_allowed.tolist() == [[False, True, True], [True, True, True]]
+
+
+@pytest.mark.parametrize("num_columns", [5, 7])
+def test_slices_of_the_terms_side_by_side_are_the_whole(num_columns):
+    """33 ids in 8 slices: the last ones reach past the vocabulary, or lie beyond it."""
+    V, devices = 33, jax.devices()
+    batch, history, steps = everything_of(6, V, 12)
+    mesh = jax.sharding.Mesh(np.array(devices), ("tensor",))
+    part = shards.Slice(num_columns, ("tensor",), len(devices))
+    assert len(devices) * num_columns > V
+    of_slices = jax.shard_map(
+        lambda batch, history, steps: EditTerms.for_vocabulary(batch, history, steps, part),
+        mesh=mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(None, "tensor"),
+        check_vma=False,
+    )
+    whole = jax.tree.leaves(EditTerms.for_vocabulary(batch, history, steps))
+    sliced = jax.tree.leaves(jax.jit(of_slices)(batch, history, steps))
+    assert len(whole) == len(sliced) == 6
+    for term, term_of_slices in zip(whole, sliced, strict=True):
+        np.testing.assert_array_equal(term_of_slices[:, :V], term)
 
 
 def test_edits_nobody_uses_touch_nothing():

@@ -12,10 +12,26 @@ FOLDERS = ("jaxmask", "models", "train", "serve")
 
 # jaxmask from the ground up: a module imports only modules of lower floors.
 ORDER = (
-    ("jaxmask.bits", "jaxmask.draw", "jaxmask.filters", "jaxmask.params"),
-    ("jaxmask.batch", "jaxmask.candidates", "jaxmask.logprobs", "jaxmask.support"),
-    ("jaxmask.bisection", "jaxmask.edits", "jaxmask.policy", "jaxmask.rollout", "jaxmask.kernels.compact.reference"),
-    ("jaxmask.kernels.compact.api", "jaxmask.sampling"),
+    ("jaxmask.bits", "jaxmask.draw", "jaxmask.mass", "jaxmask.params", "jaxmask.shards"),
+    ("jaxmask.checks", "jaxmask.filters", "jaxmask.placement", "jaxmask.ragged", "jaxmask.settings"),
+    ("jaxmask.batch", "jaxmask.candidates", "jaxmask.support"),
+    (
+        "jaxmask.bisection",
+        "jaxmask.drawn",
+        "jaxmask.history",
+        "jaxmask.policy",
+        "jaxmask.rollout",
+        "jaxmask.kernels.compact.reference",
+    ),
+    (
+        "jaxmask.by_columns",
+        "jaxmask.by_rows",
+        "jaxmask.edits",
+        "jaxmask.logprobs",
+        "jaxmask.wire",
+        "jaxmask.kernels.compact.api",
+    ),
+    ("jaxmask.prompt", "jaxmask.sampling"),
     ("jaxmask.generate",),
 )
 LIBRARY_NEEDS = {"jax", "numpy", "jaxtyping", "jaxmask"}

@@ -377,3 +377,23 @@ def test_the_batch_must_fit_the_prompts():
             width=4,
             group_size=2,
         )
+
+
+@pytest.mark.slow
+def test_logits_cut_over_a_mesh_give_the_same_rollout():
+    """P28, P75: rows and vocabulary over eight devices, with edits, a row per device and rows that end early."""
+    params = [
+        SamplingParams(temperature=0.9, top_k=5, seed=1, repetition_penalty=1.2),
+        SamplingParams(top_p=0.9, seed=2, max_tokens=3, presence_penalty=0.5),
+        SamplingParams(temperature=0.0, seed=3, logit_bias={3: 1.0}),
+        SamplingParams(min_p=0.1, seed=4, bad_words=[[1, 2], [3]]),
+    ]
+    model = random_model()
+    alone = run(model, params, width=4)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "tensor"))
+    spec = jax.sharding.PartitionSpec("data", "tensor")
+    over_devices = run(model, params, width=4, sharding=jax.sharding.NamedSharding(mesh, spec))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(alone):
+        np.testing.assert_array_equal(
+            leaf, functools.reduce(lambda node, key: getattr(node, key.name), path, over_devices), str(path)
+        )

@@ -4,8 +4,8 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from jaxmask import SamplingParams, check_sampling_mask
-from jaxmask.params import LOGPROBS_MODES, check_logprobs_mode
+from jaxmask import SamplingParams
+from jaxmask.params import LOGPROBS_MODES, check_count, check_integer, check_integers, check_logprobs_mode
 
 
 @pytest.fixture(autouse=True)
@@ -166,44 +166,6 @@ def test_canonical_forms():
     assert SamplingParams().allowed_token_ids is None
 
 
-TEXTS = {
-    "mode": "sampling distribution replay requires logprobs_mode='processed_logprobs' so that returned logprobs are "
-    "normalized over the same nucleus as the sampling mask",
-    "temperature": "sampling distribution replay requires temperature > 0",
-    "top_k": "sampling distribution replay requires top_k > 0 to bound sampling mask size, reduce transfer overhead, "
-    "and avoid potential OOMs",
-}
-
-
-@pytest.mark.parametrize(
-    ("params", "mode", "text"),
-    [
-        ({"top_k": 5}, "raw_logprobs", "mode"),
-        ({"top_k": 5}, "processed_logits", "mode"),
-        ({"return_sampling_mask": False}, "raw_logits", "mode"),
-        ({"temperature": 0.0, "top_k": 5}, "processed_logprobs", "temperature"),
-        ({"temperature": 0.0}, "processed_logprobs", "temperature"),
-        ({"top_k": 0}, "processed_logprobs", "top_k"),
-        ({"top_k": -1}, "processed_logprobs", "top_k"),
-        ({"top_p": 0.9, "return_sampling_mask": True}, "processed_logprobs", "top_k"),
-    ],
-)
-def test_requests_that_cannot_be_replayed(params, mode, text):
-    with pytest.raises(ValueError) as error:
-        check_sampling_mask(SamplingParams(**params), logprobs_mode=mode)
-    assert str(error.value) == TEXTS[text]
-
-
-def test_requests_that_can_be_replayed():
-    mode = "processed_logprobs"
-    check_sampling_mask(SamplingParams(top_k=1), logprobs_mode=mode)
-    check_sampling_mask(SamplingParams(temperature=0.0, return_sampling_mask=False), logprobs_mode=mode)
-    check_sampling_mask(SamplingParams(top_p=0.9), logprobs_mode=mode, unbounded_support=True)
-    with pytest.raises(ValueError) as error:
-        check_sampling_mask(SamplingParams(temperature=0.0), logprobs_mode=mode, unbounded_support=True)
-    assert str(error.value) == TEXTS["temperature"]
-
-
 def test_log_prob_modes():
     assert LOGPROBS_MODES == ("raw_logits", "raw_logprobs", "processed_logits", "processed_logprobs")
     for mode in LOGPROBS_MODES:
@@ -216,3 +178,32 @@ def test_numpy_integers_become_plain_ones():
     params = SamplingParams(seed=np.uint64(2**63 + 5), top_k=np.int32(5), n=np.int64(2))
     assert [type(value) for value in (params.seed, params.top_k, params.n)] == [int, int, int]
     assert params.seed == 2**63 + 5
+
+
+@pytest.mark.parametrize("value", [True, np.bool_(True), 1.0, np.float32(1), "1", None, [1]])
+def test_what_is_no_integer(value):
+    message = f"size must be an integer, got {type(value).__name__} {value!r}."
+    for check in (check_integer, check_count):
+        with pytest.raises(ValueError) as error:
+            check("size", value)
+        assert str(error.value) == message
+    with pytest.raises(ValueError) as error:
+        check_integers("ids", [3, value])
+    assert str(error.value) == f"ids must contain only integers, got {[3, value]!r}."
+
+
+def test_integers_come_back_plain():
+    for check in (check_integer, check_count):
+        size = check("size", np.uint64(2**63 + 1))
+        assert (type(size), size) == (int, 2**63 + 1)
+    ids = check_integers("ids", np.array([3, -1], np.int16))
+    assert (ids, {type(token_id) for token_id in ids}) == ((3, -1), {int})
+    assert check_integers("ids", []) == ()
+    assert check_integer("size", -3) == -3
+    assert check_count("size", 1) == 1
+
+
+@pytest.mark.parametrize("value", [0, -1, np.int32(-7)])
+def test_a_count_is_at_least_one(value):
+    with pytest.raises(ValueError, match=rf"^size must be at least 1, got {value}\.$"):
+        check_count("size", value)

@@ -505,3 +505,22 @@ def test_head_rows_outside_every_support_reach_no_gradient():
         return jax.grad(lambda h: support_log_probs(h, head, support, token_ids).sum())(hidden)
 
     np.testing.assert_array_equal(slope(head), slope(head.at[0].set(jnp.nan)))
+
+
+@FORMS
+@pytest.mark.parametrize("num_devices", [2, 4])
+def test_a_sequence_cut_over_devices(form, num_devices, unchecked):
+    """P30: masks are cut as labels are, so log-probabilities stay what they were; shapes that differ are refused."""
+    hidden, head, lists, token_ids, _ = case()
+    hidden, head = f32(hidden).reshape(3, 8, D), f32(head)
+    support, tokens = make_support(lists, form).reshape(3, 8), jnp.asarray(token_ids).reshape(3, 8)
+    whole = support_log_probs(hidden, head, support, tokens)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:num_devices]), ("sequence",))
+    along = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "sequence"))
+    cut = jax.device_put((hidden, support, tokens), along)
+    found = jax.jit(lambda h, s, t: support_log_probs(h, head, s, t))(*cut)
+    assert found.sharding.num_devices == num_devices
+    np.testing.assert_allclose(found, whole, rtol=tolerances.LOGPROB, atol=tolerances.LOGPROB)
+    message = r"leading shapes must agree, got \(3, 4\) for the policy, \(3, 8\) for the support and \(3, 4\)"
+    with pytest.raises(ValueError, match=message):
+        support_log_probs(hidden[:, :4], head, support, tokens[:, :4])

@@ -68,10 +68,6 @@ def assert_as_oracle(drawn: Sample, edited: np.ndarray, params: list[SamplingPar
     return truth
 
 
-def assert_close(a, b) -> None:
-    np.testing.assert_allclose(a, b, rtol=tolerances.LOGPROB, atol=tolerances.LOGPROB)
-
-
 def assert_same_rows(a: Sample, b: Sample) -> None:
     """Bit for bit."""
     for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
@@ -111,16 +107,35 @@ def test_every_filter_on_every_kind_of_row(vocab_size, width, num_rows):
 
 
 @pytest.mark.slow
-def test_real_vocabulary():
-    V, num_rows = 151_936, 180
+@pytest.mark.parametrize(
+    ("V", "num_rows", "dtype"), [(151_936, 180, jnp.float32), (262_144, 90, jnp.float32), (262_144, 90, jnp.bfloat16)]
+)
+def test_real_vocabularies(V, num_rows, dtype):
     rng = np.random.default_rng(5)
-    logits = rows.adversarial(rng, num_rows, V)
+    logits = jnp.asarray(rows.adversarial(rng, num_rows, V)).astype(dtype)
     grid = rows.filter_grid(V)
     index = rng.permutation(len(grid))[:num_rows]
     batch = rows.with_seeds(rows.take(SamplingBatch.from_params(grid, vocab_size=V), index))
-    drawn = sample(jnp.asarray(logits), batch, step=0, width=64)
+    drawn = sample(logits, batch, step=0, width=64)
     assert_invariants(drawn)
-    assert_as_oracle(drawn, logits, [grid[i] for i in index])
+    assert_as_oracle(drawn, np.asarray(logits.astype(jnp.float32)), [grid[i] for i in index])
+
+
+def test_a_nan_beside_the_likeliest_token_hides_nothing():
+    """XLA's `max` over a chunk may lose what stands before a NaN: here 5.0, eight lanes before it."""
+    logits = -np.arange(4096, dtype=np.float32) / 4096
+    for place in range(1, 64):
+        row = logits.copy()
+        row[0], row[place] = 5, np.nan
+        for params in (SamplingParams(top_k=1, seed=1), SamplingParams(top_p=0.01, seed=1)):
+            drawn = draw(row, params, width=1)
+            assert drawn.token_ids.tolist() == [0], place
+
+
+def test_too_large_a_vocabulary_is_refused():
+    batch = SamplingBatch.from_params(SamplingParams(), vocab_size=2**19)
+    with pytest.raises(ValueError, match="vocab_size must be at most 524287, got 524288"):
+        sample(jnp.zeros((1, 2**19)), batch, step=0, width=4)
 
 
 @pytest.mark.parametrize(
@@ -246,14 +261,36 @@ def test_a_row_does_not_depend_on_its_place():
 
 @pytest.mark.parametrize("width", [1, pytest.param(40, marks=SLOW), 300])
 def test_the_width_changes_nothing_but_the_cells(width):
+    """Rows take other paths at other widths; masses are integers, so not a bit of their results differs."""
     logits, batch, narrow = mixed_rows()
     wide = sample(jnp.asarray(logits), batch, step=5, width=width)
     assert_invariants(wide)
-    np.testing.assert_array_equal(wide.token_ids, narrow.token_ids)
     assert wide.support.to_lists() == narrow.support.to_lists()
+    for one, other in ((wide.token_ids, narrow.token_ids), (wide.logprobs, narrow.logprobs)):
+        np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(wide.is_valid, narrow.is_valid)
-    valid = np.asarray(narrow.is_valid)
-    assert_close(np.asarray(wide.logprobs)[valid], np.asarray(narrow.logprobs)[valid])
+
+
+def test_a_mass_at_the_edge_of_top_p_falls_on_one_side_on_every_path():
+    """Rows whose top_p is the float32 share of one of their own prefixes: every width keeps the same ids."""
+    rng = np.random.default_rng(23)
+    V, num_rows = 300, 200
+    logits = (2 * rng.normal(size=(num_rows, V))).astype(np.float32)
+    probabilities = np.exp(oracle.log_probs(logits))
+    shares = np.cumsum(-np.sort(-probabilities, axis=1), axis=1)
+    # Small nuclei and wide ones.
+    lengths = rng.integers(1, 160, num_rows)
+    top_p = np.float32(shares[np.arange(num_rows), lengths - 1])
+    params = [SamplingParams(top_p=float(p), seed=i) for i, p in enumerate(top_p)]
+    batch = dataclasses.replace(SamplingBatch.from_params(params, vocab_size=V), support_bound=V)
+    drawn = [sample(jnp.asarray(logits), batch, step=0, width=width) for width in (2, 40, 134)]
+    counts = np.asarray(drawn[0].support.counts)
+    # Rounding decides, so either side is right; both come up, and both are the same everywhere.
+    assert set((counts - lengths).tolist()) == {0, 1}
+    for other in drawn[1:]:
+        np.testing.assert_array_equal(other.support.packed, drawn[0].support.packed)
+        np.testing.assert_array_equal(other.token_ids, drawn[0].token_ids)
+        np.testing.assert_array_equal(other.logprobs, drawn[0].logprobs)
 
 
 def test_rows_sharded_over_devices():
@@ -265,8 +302,7 @@ def test_rows_sharded_over_devices():
     np.testing.assert_array_equal(drawn.token_ids, alone.token_ids)
     np.testing.assert_array_equal(drawn.support.packed, alone.support.packed)
     np.testing.assert_array_equal(drawn.support.token_ids, alone.support.token_ids)
-    valid = np.asarray(alone.is_valid)
-    assert_close(np.asarray(drawn.logprobs)[valid], np.asarray(alone.logprobs)[valid])
+    np.testing.assert_array_equal(drawn.logprobs, alone.logprobs)
 
 
 def test_inside_jit_is_outside_of_jit():
@@ -470,21 +506,26 @@ def chi_square(tokens: np.ndarray, probabilities: np.ndarray) -> float:
 NUM_DRAWS = 20_000
 LADDER = tuple(np.linspace(2, -3, 12))
 DRAWS = [
-    {},
-    {"temperature": 0.5},
-    {"temperature": 2.0},
-    {"min_p": 0.1},
-    {"top_k": 5},
-    {"top_p": 0.8},
-    {"top_k": 7, "top_p": 0.9},
-    {"temperature": 1.7, "min_p": 0.05, "top_k": 9, "top_p": 0.95},
-    {"logit_bias": {11: 6.0, 0: -2.0}},
-    {"temperature": 0.3, "top_k": 3},
+    {"temperature": temperature, **filters}
+    for temperature in (0.3, 0.7, 1.0, 2.0)
+    for filters in (
+        {},
+        {"min_p": 0.1},
+        {"top_k": 5},
+        {"top_p": 0.8},
+        {"top_k": 7, "top_p": 0.9},
+        {"min_p": 0.05, "top_k": 9, "top_p": 0.95},
+        {"min_p": 0.02, "top_p": 0.6},
+        {"logit_bias": {11: 6.0, 0: -2.0}},
+        {"allowed_token_ids": [1, 4, 6, 9], "top_k": 3},
+        {"logit_bias": {5: 1.5}, "min_tokens": 2, "stop_token_ids": [0, 1], "top_p": 0.9},
+    )
 ]
 
 
 def test_draws_follow_the_exact_probabilities():
-    """Chi-square of 10 settings, 20,000 seeds each, at a false-alarm rate of 1e-6 together."""
+    """Chi-square of 40 settings, 20,000 seeds each, at a false-alarm rate of 1e-6 together; none outside a support."""
+    assert len(DRAWS) == 40
     requests = [SamplingParams(seed=0, **settings) for settings in DRAWS]
     index = np.repeat(np.arange(len(DRAWS)), NUM_DRAWS)
     batch = rows.with_seeds(rows.take(SamplingBatch.from_params(requests, vocab_size=12), index))
@@ -498,8 +539,9 @@ def test_draws_follow_the_exact_probabilities():
     for row, setting in enumerate(DRAWS):
         assert chi_square(tokens[row], probabilities[row]) > tolerances.FALSE_ALARM / len(DRAWS), setting
     # The test has teeth: a temperature 10 % off would be seen.
-    wrong = np.exp(oracle.log_probs(truth.z[:1] / 1.1, truth.keep()[:1]))[0]
-    assert chi_square(tokens[0], wrong) < tolerances.FALSE_ALARM
+    row = DRAWS.index({"temperature": 1.0})
+    wrong = np.exp(oracle.log_probs(truth.z[[row]] / 1.1, truth.keep()[[row]]))[0]
+    assert chi_square(tokens[row], wrong) < tolerances.FALSE_ALARM
 
 
 @pytest.mark.parametrize(
@@ -569,38 +611,61 @@ def compiles():
     logger.removeHandler(handler)
 
 
-def test_settings_that_change_never_recompile(compiles):
-    """P72: 50 steps of other values, rows and histories run one program; another shape is seen as a compilation."""
-    rng = np.random.default_rng(0)
+def any_request(rng: np.random.Generator, is_edited: bool) -> SamplingParams:
+    """Any value in any field; edits in some requests only, lists of different lengths."""
+    filters = {
+        "temperature": float(rng.choice([0.0, 0.1, 0.7, 1.3])),
+        "top_k": int(rng.choice([0, 3, 8, 9, 200])),
+        "top_p": float(rng.choice([0.1, 0.9, 1.0])),
+        "min_p": float(rng.choice([0.0, 0.1, 0.5])),
+    }
+    if not is_edited:
+        return SamplingParams(**filters)
+    ids = [int(i) for i in rng.permutation(300)[: int(rng.integers(1, 5))]]
+    edits = {
+        "repetition_penalty": float(rng.uniform(0.5, 1.5)),
+        "frequency_penalty": float(rng.uniform(0.1, 2)),
+        "presence_penalty": float(rng.uniform(0.1, 2)),
+        "logit_bias": dict.fromkeys(ids, 1.0),
+        "bad_words": [[1, 2, *ids[:2]], [ids[0]]],
+        "min_tokens": 3,
+        "stop_token_ids": ids,
+        "allowed_token_ids": list(range(100, 104)),
+    }
+    chosen = [name for name in edits if rng.random() < 0.5]
+    return SamplingParams(**filters, **{name: edits[name] for name in chosen})
 
-    def step(index):
-        params = [
-            SamplingParams(
-                temperature=float(rng.uniform(0.1, 2)),
-                top_k=int(rng.integers(9, 200)),
-                top_p=float(rng.uniform(0.1, 0.99)),
-                min_p=float(rng.uniform(0, 0.5)),
-                repetition_penalty=float(rng.uniform(0.5, 1.5)),
-                frequency_penalty=float(rng.uniform(0.1, 2)),
-                presence_penalty=float(rng.uniform(0.1, 2)),
-                logit_bias={int(i): 1.0 for i in rng.integers(0, 300, 2)} | {7: 2.0},
-                bad_words=[[1, 2], [int(rng.integers(0, 300))]],
-                min_tokens=3,
-                stop_token_ids=[4, int(rng.integers(5, 300))],
-            )
-            for _ in range(4)
-        ]
-        batch = SamplingBatch.from_params(params, vocab_size=300)
+
+def test_200_steps_of_changing_requests_compile_nothing(compiles):
+    """P72: other values, rows that join and leave, edits that come and go; a batch made `like` the widest one."""
+    rng = np.random.default_rng(0)
+    ids = [5, 6, 7, 8]
+    widest = SamplingParams(
+        repetition_penalty=1.1,
+        frequency_penalty=0.1,
+        presence_penalty=0.1,
+        logit_bias=dict.fromkeys(ids, 1.0),
+        bad_words=[[1, 2, 3, 4], [5]],
+        min_tokens=3,
+        stop_token_ids=ids,
+        allowed_token_ids=ids,
+        return_sampling_mask=False,
+    )
+    widest = SamplingBatch.from_params([widest] * 4, vocab_size=300, support_bound=300)
+
+    def step(index, requests):
+        batch = SamplingBatch.from_params(requests, vocab_size=300, like=widest)
+        batch = dataclasses.replace(batch, support_bound=300)
         history = History.from_lists([[1, 2, int(rng.integers(0, 300))]] * 4, [[3]] * 4, batch)
         logits = jnp.asarray(rng.normal(size=(4, 300)).astype(np.float32))
         return sample(logits, batch, step=index, history=history, width=8)
 
-    step(0)
-    step(1)
+    for index in range(2):
+        step(index, [any_request(rng, True) for _ in range(4)])
     warm = compiles.count
     assert warm > 0
-    for index in range(2, 52):
-        step(index)
+    for index in range(2, 202):
+        step(index, [any_request(rng, rng.random() < 0.5) for _ in range(4)])
     assert compiles.count == warm
     # The counter counts: another shape is another program.
     draw(np.zeros((3, 11)), SamplingParams(seed=0), width=11)

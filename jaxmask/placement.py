@@ -1,0 +1,89 @@
+"""Where the rows and columns of logits lie on a device mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jaxmask.shards import Slice
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Mesh axes over which logits [B, V] are cut.
+
+    Attributes:
+      mesh: a concrete or an abstract mesh; None inside `shard_map`, where each device has its own piece already.
+      batch_axes: axes of the rows.
+      vocab_axes: axes of the columns.
+      num_row_blocks: devices along `batch_axes`.
+      num_slices: devices along `vocab_axes`.
+    """
+
+    mesh: Any
+    batch_axes: tuple[str, ...]
+    vocab_axes: tuple[str, ...]
+    num_row_blocks: int
+    num_slices: int
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether the types of traced arrays carry their sharding on this mesh."""
+        return AxisType.Explicit in self.mesh.axis_types
+
+    def part(self, num_columns: int) -> Slice:
+        """The slice of a device that holds `num_columns` columns of each row."""
+        return Slice(num_columns, self.vocab_axes, self.num_slices) if self.vocab_axes else Slice(num_columns)
+
+
+def resolve(logits: jax.Array, sharding: NamedSharding | PartitionSpec | None) -> Placement | None:
+    """How logits are placed: as `sharding` says, or as can be seen of the array; None for one device.
+
+    A concrete array shows its sharding, and so does a traced one on a mesh of explicit axes. Inside jit with automatic
+    axes, and inside `shard_map`, the placement must be said.
+
+    Raises:
+      ValueError: more than two axes, an axis the mesh lacks, or axes of which some are manual and some are not.
+    """
+    sharding = _visible(logits) if sharding is None else sharding
+    if sharding is None:
+        return None
+    context = jax.sharding.get_abstract_mesh()
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else context
+    spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding
+    if len(spec) > 2:
+        raise ValueError(f"sharding of logits must name the axes of rows and columns, got {spec}.")
+    batch_axes, vocab_axes = (_names(part) for part in (*spec, None, None)[:2])
+    sizes = dict(mesh.shape)
+    missing = [axis for axis in (*batch_axes, *vocab_axes) if axis not in sizes]
+    if missing:
+        raise ValueError(f"sharding of logits names mesh axes {missing}; the mesh has {list(sizes)}.")
+    manual = set(context.manual_axes)
+    is_manual = [axis in manual for axis in (*batch_axes, *vocab_axes)]
+    if any(is_manual) and not all(is_manual):
+        raise ValueError(
+            f"sharding {spec} of logits names axes of which some are manual (inside shard_map) and some are not: name "
+            f"only the manual ones there, {sorted(manual)}."
+        )
+    counts = [math.prod(sizes[axis] for axis in axes) for axes in (batch_axes, vocab_axes)]
+    if math.prod(counts) == 1:
+        return None
+    return Placement(None if any(is_manual) else mesh, batch_axes, vocab_axes, *counts)
+
+
+def _visible(logits: jax.Array) -> NamedSharding | None:
+    sharding = jax.typeof(logits).sharding if isinstance(logits, jax.core.Tracer) else getattr(logits, "sharding", None)
+    # Inside shard_map arrays are pieces: what the context says of the whole is not theirs.
+    if not isinstance(sharding, NamedSharding) or jax.sharding.get_abstract_mesh().manual_axes:
+        return None
+    return sharding if any(part for part in sharding.spec) else None
+
+
+def _names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    if part is None:
+        return ()
+    return (part,) if isinstance(part, str) else tuple(part)

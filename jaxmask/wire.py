@@ -1,0 +1,124 @@
+"""Supports and log-probabilities as they travel: the forms in which vLLM hands them out.
+
+Host arrays only; how they are serialised is the caller's choice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, Integer
+
+from jaxmask import ragged
+from jaxmask.drawn import TopLogprobs
+from jaxmask.params import check_count
+from jaxmask.support import Support
+
+
+def to_csr(support: Support) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " R_plus_1"]]:
+    """Ids of all supports one after another (int32), and the offsets of the rows (int64, first 0, last N).
+
+    Row r keeps `token_ids[offsets[r] : offsets[r + 1]]`, ascending; rows run over the flattened leading axes in
+    row-major order. Rows wider than the compact cells are whole.
+
+    Raises:
+      ValueError: a row whose count its cells and its packed bits do not hold.
+
+    Source: vLLM, v1/outputs.py, SamplingMaskLists.
+    """
+    flat = support.reshape(-1)
+    packed = None if flat.packed is None else np.asarray(flat.packed)
+    return ragged.from_cells(np.asarray(flat.token_ids), np.asarray(flat.counts), packed, support.vocab_size)
+
+
+def from_csr(
+    token_ids: Integer[np.ndarray, " N"] | Sequence[int],
+    offsets: Integer[np.ndarray, " R_plus_1"] | Sequence[int],
+    vocab_size: int,
+    *,
+    width: int | None = None,
+) -> Support:
+    """The supports [R] of compressed sparse rows.
+
+    Args:
+      token_ids: ids in [0, V) of the rows one after another; in any order within a row, without repeats.
+      offsets: where each row starts, with the total last: they start at 0, never decrease and end at N.
+      vocab_size: number of ids, V, at least 1.
+      width: compact cells per row; the longest row by default. Longer rows go to packed bits too.
+
+    Raises:
+      ValueError: ids or offsets that are not integers, offsets that do not cut the ids, an id outside [0, V) or twice
+        in a row (the row is named), or vocab_size or width below 1.
+    """
+    vocab_size = check_count("vocab_size", vocab_size)
+    width = None if width is None else check_count("width", width)
+    ids = _integer_array("token_ids", token_ids)
+    lengths = _row_lengths(_integer_array("offsets", offsets), len(ids))
+    cells, counts, packed = ragged.to_cells(ids, lengths, vocab_size, width)
+    bits = None if packed is None else jnp.asarray(packed)
+    return Support(jnp.asarray(cells), jnp.asarray(counts), bits, vocab_size)
+
+
+class Logprob(NamedTuple):
+    """What is reported of one token: its value, and its rank, 1 for the likeliest."""
+
+    logprob: float
+    rank: int
+
+
+def to_logprob_dicts(
+    token_ids: Array, logprobs: Array, ranks: Array, top: TopLogprobs, num: int | None = None
+) -> list[dict[int, Logprob]]:
+    """The drawn token of each row, and the likeliest ones with ranks 1, 2, ..., each once; by id, the drawn one first.
+
+    Only tokens that could be drawn are listed, so every number is finite and fits JSON: a dict is shorter where the
+    support is, and empty where a row had nothing to draw from.
+
+    Args:
+      token_ids: drawn ids [R].
+      logprobs: their values [R].
+      ranks: their ranks [R].
+      top: the likeliest tokens, leading axes [R].
+      num: how many of these to list; all of them by default.
+
+    Source: vLLM, `logprobs` of a completion.
+    """
+    dicts = []
+    tops = zip(np.asarray(top.token_ids).tolist(), np.asarray(top.logprobs).tolist(), strict=True)
+    drawn = zip(*(np.asarray(values).tolist() for values in (token_ids, logprobs, ranks)), strict=True)
+    for (token_id, logprob, rank), (top_ids, top_values) in zip(drawn, tops, strict=True):
+        entries = {token_id: Logprob(logprob, rank)} if math.isfinite(logprob) else {}
+        for position, (top_id, value) in enumerate(zip(top_ids[:num], top_values[:num], strict=True)):
+            if math.isfinite(value):
+                entries.setdefault(top_id, Logprob(value, position + 1))
+        dicts.append(entries)
+    return dicts
+
+
+def _integer_array(field: str, values: np.ndarray | Sequence[int]) -> np.ndarray:
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"{field} must have one axis, got shape {array.shape}.")
+    if array.dtype.kind in "iu":
+        return array
+    # NumPy takes an empty list for floats; an empty array that says so is refused like any other.
+    if len(array) == 0 and not hasattr(values, "dtype"):
+        return array.astype(np.int64)
+    raise ValueError(f"{field} must be integers, got {array.dtype}.")
+
+
+def _row_lengths(offsets: np.ndarray, num_ids: int) -> np.ndarray:
+    if len(offsets) == 0 or offsets[0] != 0:
+        raise ValueError(f"offsets must start at 0, got {offsets[:1].tolist()}.")
+    # Not by their differences: those of unsigned integers never show a decrease.
+    falls = np.flatnonzero(offsets[1:] < offsets[:-1])
+    if len(falls):
+        row = falls[0]
+        raise ValueError(f"offsets must never decrease, got {offsets[row]} then {offsets[row + 1]} at row {row}.")
+    if offsets[-1] != num_ids:
+        raise ValueError(f"offsets must end at the number of token_ids, {num_ids}, got {offsets[-1]}.")
+    return np.diff(offsets.astype(np.int64))
