@@ -66,7 +66,7 @@ def _sample(
     V = batch.vocab_size
     whole = shards.Slice(z.shape[1])
     is_kept = filters.is_prefix(z, counts)
-    winner_id, winner_z = drawn.winner(z, is_kept, columns.token_ids, batch, steps, whole)
+    winner_id, winner_z = drawn.winner(columns.logits, z, is_kept, columns.token_ids, batch, steps, whole)
     log_mass = drawn.log_of(kept)
     logprobs = jnp.where(is_kept, z - log_mass[:, None], -jnp.inf)
     support, support_logprobs = _compact(jnp.where(is_kept, columns.token_ids, V), logprobs, counts, V, plan)

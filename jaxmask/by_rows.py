@@ -18,7 +18,7 @@ def draw(edited: Float[Array, "B C"], batch: SamplingBatch, steps: Int[Array, " 
     edited = filters.drawable(edited)
     z = filters.temper(edited, part.largest(edited.max(axis=1)), batch.temperature)
     is_kept = bisection.keep(edited, z, batch.min_p, batch.top_k, batch.top_p, part)
-    winner_id, winner_z = drawn.winner(z, is_kept, part.token_ids(), batch, steps, part)
+    winner_id, winner_z = drawn.winner(edited, z, is_kept, part.token_ids(), batch, steps, part)
     log_mass = drawn.log_of(mass.total(jnp.where(is_kept, z, -jnp.inf), part.total))
     support = _compact(is_kept, V, plan)
     ranks = top = support_logprobs = None

@@ -76,6 +76,7 @@ class Plan:
 
 
 def winner(
+    logits: Float[Array, "B C"],
     z: Float[Array, "B C"],
     is_kept: Bool[Array, "B C"],
     token_ids: Int[Array, "#B C"],
@@ -83,16 +84,17 @@ def winner(
     steps: Int[Array, " B"],
     part: shards.Slice,
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
-    """The kept id with the largest z + noise, and its z; V and -inf in rows that keep none.
+    """The kept id with the largest z + noise (greedy rows: logit), and its z; V and -inf in rows that keep none.
 
     Source: the Gumbel-max trick, Maddison et al. 2014, "A* sampling", section 2.
     """
-    noise = draw.gumbel(batch.seeds, steps, jnp.broadcast_to(token_ids, z.shape))
-    noise = jnp.where((batch.temperature > 0)[:, None], noise, 0.0)
-    score = jnp.where(is_kept, z + noise, -jnp.inf)
-    best = part.largest(score.max(axis=1))
+    score = z + draw.gumbel(batch.seeds, steps, jnp.broadcast_to(token_ids, z.shape))
+    # By keys, since z of a greedy row may have lost a subnormal difference; scores of any row compare alike.
+    keys = candidates.order_keys(jnp.where((batch.temperature > 0)[:, None], score, logits))
+    keys = jnp.where(is_kept, keys, jnp.uint32(0))
+    best = part.largest(keys.max(axis=1))
     # Equal scores go to the lower id, so the winner does not depend on the order of the columns.
-    is_best = is_kept & (score == best[:, None])
+    is_best = is_kept & (keys == best[:, None])
     winner_id = part.smallest(jnp.where(is_best, token_ids, batch.vocab_size).min(axis=1))
     winner_z = part.largest(jnp.where(token_ids == winner_id[:, None], z, -jnp.inf).max(axis=1))
     return winner_id, winner_z

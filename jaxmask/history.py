@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxmask.batch import SamplingBatch
+from jaxmask.params import check_integers
 
 
 @jax.tree_util.register_dataclass
@@ -51,15 +52,17 @@ class History:
         """The history of given prompts and outputs, one list of ids per row.
 
         Raises:
-          ValueError: number of lists differs from the rows of the batch, or an id is outside the vocabulary.
+          ValueError: number of lists differs from the rows of the batch, an id that is no integer or lies outside the
+            vocabulary.
         """
         if not len(prompts) == len(outputs) == batch.num_rows:
             raise ValueError(
                 f"prompts and outputs must have one list per row ({batch.num_rows}), got {len(prompts)} and "
                 f"{len(outputs)}."
             )
-        for row, ids in enumerate(zip(prompts, outputs, strict=True)):
-            outside = [token_id for token_id in (*ids[0], *ids[1]) if not 0 <= token_id < batch.vocab_size]
+        for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+            ids = (*check_integers(f"prompt of row {row}", prompt), *check_integers(f"output of row {row}", output))
+            outside = [token_id for token_id in ids if not 0 <= token_id < batch.vocab_size]
             if outside:
                 raise ValueError(f"history of row {row} holds ids {outside} outside [0, {batch.vocab_size}).")
         history = cls.start(_rectangle(prompts), jnp.asarray(np.array([len(p) for p in prompts], np.int32)), batch)
@@ -67,6 +70,25 @@ class History:
         for step, column in enumerate(_rectangle(outputs).T):
             history = history.append(column, step < lengths)
         return history
+
+    def check_fits(self, batch: SamplingBatch) -> None:
+        """Raises ValueError unless this history holds what the edits of `batch` look back at, in its shapes."""
+        V, num_rows = batch.vocab_size, batch.num_rows
+        needed: dict[str, tuple[int, int]] = {}
+        if batch.repetition_penalty is not None:
+            needed["in_prompt"] = (num_rows, V)
+        if batch.has_penalties:
+            needed["output_counts"] = (num_rows, V)
+        if batch.bad_words is not None:
+            needed["tail"] = (num_rows, batch.bad_words.shape[2] - 1)
+        for field, shape in needed.items():
+            found = getattr(self, field)
+            if found is None or found.shape != shape:
+                raise ValueError(
+                    f"history.{field} must be {list(shape)} for this batch, got "
+                    f"{'none' if found is None else list(found.shape)}: make the history anew for the batch that it "
+                    f"is used with."
+                )
 
     def append(self, token_ids: Int[Array, " B"], is_active: Bool[Array, " B"]) -> History:
         """The history after one more token in each active row."""

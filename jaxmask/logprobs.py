@@ -38,7 +38,7 @@ def reported(
         return sample
     if mode == "processed_logits":
         factor = filters.inverse_temperature(batch.temperature)[:, None]
-        values = part.picked(edited, sample.token_ids[:, None]) * factor
+        values = _tempered(part.picked(edited, sample.token_ids[:, None]), factor)
         return dataclasses.replace(sample, logprobs=values[:, 0], top=_as_logits(sample.top, edited, factor, part))
     values, ranks, top = raw_values(raw, sample.token_ids, mode, plan.num_logprobs, batch.vocab_size, part)
     return dataclasses.replace(sample, logprobs=values, ranks=ranks, top=top)
@@ -49,8 +49,14 @@ def _as_logits(
 ) -> TopLogprobs | None:
     if top is None:
         return None
-    values = part.picked(edited, top.token_ids) * factor
+    values = _tempered(part.picked(edited, top.token_ids), factor)
     return dataclasses.replace(top, logprobs=jnp.where(jnp.isneginf(top.logprobs), -jnp.inf, values))
+
+
+def _tempered(logits: Float[Array, "B N"], factor: Float[Array, "B 1"]) -> Float[Array, "B N"]:
+    """x / T, finite as x is."""
+    most = jnp.finfo(jnp.float32).max
+    return jnp.clip(logits * factor, -most, most)
 
 
 def raw_values(

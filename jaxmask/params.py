@@ -18,6 +18,8 @@ LOGPROBS_MODES = ("raw_logits", "raw_logprobs", "processed_logits", "processed_l
 # Below this the division by the temperature only amplifies rounding; vLLM raises it to the same floor.
 MIN_TEMPERATURE = 0.01
 MAX_NUM_SAMPLES = 16384
+# The smallest normal float32: beyond it and its inverse, a penalty would be 0 or infinite where it is applied.
+_TINY = 2.0**-126
 # Kept as Python's integers: NumPy's do not hold 64-bit seeds in arithmetic.
 _INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
 
@@ -33,7 +35,8 @@ class SamplingParams:
       temperature: in [0, 2]; 0 is greedy (no filter, no noise); values in (0, 0.01) are raised to 0.01 with a warning.
       top_p: in (0, 1]; 1 is off.
       top_k: at least 1; 0 or -1 is off.
-      min_p: in [0, 1]; keeps tokens at least `min_p` times as likely as the likeliest; 0 is off.
+      min_p: in [0, 1]; keeps tokens at least `min_p` times as likely as the likeliest; 0 is off, and positive values
+        below 1.2e-38 count as that.
       seed: 64-bit integer; None or -1 draws one.
       max_tokens: at least 1; None leaves the limit to the caller.
       min_tokens: EOS and stop ids cannot be drawn before this many tokens; in [0, max_tokens].
@@ -113,6 +116,8 @@ class SamplingParams:
             raise ValueError(f"repetition_penalty must be a finite number, got {repetition}.")
         if not repetition > 0:
             raise ValueError(f"repetition_penalty must be greater than zero, got {repetition}.")
+        if not _TINY <= repetition <= 1 / _TINY:
+            raise ValueError(f"repetition_penalty must be in [{_TINY}, {1 / _TINY}], got {repetition}.")
 
     def _check_lengths(self) -> None:
         n = check_integer("n", self.n)
@@ -207,7 +212,8 @@ def _biases(biases: Mapping[Any, float]) -> dict[int, float]:
 
 
 def _bad_words(words: Sequence[str | Sequence[int]]) -> tuple[str | tuple[int, ...], ...]:
-    if isinstance(words, str) or not all(isinstance(word, Sequence) for word in words):
+    is_list = isinstance(words, Sequence) and not isinstance(words, str)
+    if not is_list or not all(isinstance(word, Sequence) for word in words):
         raise ValueError(f"bad_words must hold strings or token id lists, got {words!r}.")
     if any(len(word) == 0 for word in words):
         raise ValueError(f"bad_words cannot contain an empty string. Got bad_words={words!r}.")

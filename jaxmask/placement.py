@@ -33,7 +33,7 @@ class Placement:
     @property
     def is_explicit(self) -> bool:
         """Whether the types of traced arrays carry their sharding on this mesh."""
-        return AxisType.Explicit in self.mesh.axis_types
+        return self.mesh is not None and AxisType.Explicit in self.mesh.axis_types
 
     def part(self, num_columns: int) -> Slice:
         """The slice of a device that holds `num_columns` columns of each row."""
@@ -70,9 +70,9 @@ def resolve(logits: jax.Array, sharding: NamedSharding | PartitionSpec | None) -
             f"only the manual ones there, {sorted(manual)}."
         )
     counts = [math.prod(sizes[axis] for axis in axes) for axes in (batch_axes, vocab_axes)]
-    if math.prod(counts) == 1:
-        return None
-    return Placement(None if any(is_manual) else mesh, batch_axes, vocab_axes, *counts)
+    placed = Placement(None if any(is_manual) else mesh, batch_axes, vocab_axes, *counts)
+    # Types that carry a sharding have to be met also where one device holds all of an array.
+    return placed if math.prod(counts) > 1 or placed.is_explicit else None
 
 
 def _visible(logits: jax.Array) -> NamedSharding | None:
@@ -80,7 +80,8 @@ def _visible(logits: jax.Array) -> NamedSharding | None:
     # Inside shard_map arrays are pieces: what the context says of the whole is not theirs.
     if not isinstance(sharding, NamedSharding) or jax.sharding.get_abstract_mesh().manual_axes:
         return None
-    return sharding if any(part for part in sharding.spec) else None
+    is_explicit = AxisType.Explicit in sharding.mesh.axis_types
+    return sharding if is_explicit or any(part for part in sharding.spec) else None
 
 
 def _names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxmask import logprobs, mass, shards
+from jaxmask.checks import check_prompts
 from jaxmask.drawn import TopLogprobs
 from jaxmask.params import check_logprobs_mode
 
@@ -43,7 +44,7 @@ def prompt_logprobs(
     Sampling parameters do not touch prompts, so `processed_*` modes give what `raw_*` modes do (as in vLLM).
 
     Args:
-      logits: of teacher forcing: those at place t are of token t + 1.
+      logits: of teacher forcing: those at place t are of token t + 1; on one device, or cut over rows alone.
       prompt_ids: right-padded; cells at or past a prompt's length are never read.
       prompt_lengths: in [1, S].
       vocab_size: number of real ids; by default every column is one.
@@ -51,11 +52,16 @@ def prompt_logprobs(
       num_logprobs: top tokens at each place, 0 to min(V, 4096).
 
     Raises:
-      ValueError: shapes that do not fit, an unknown mode, or a number out of its range.
+      ValueError: shapes or types that do not fit, an unknown mode, a number out of its range or, seen outside of jit
+        only, an empty prompt or an id outside the vocabulary.
 
     Source: vLLM, `prompt_logprobs`.
     """
     check_logprobs_mode(logprobs_mode)
+    if not jnp.issubdtype(logits.dtype, jnp.floating) or not jnp.issubdtype(prompt_ids.dtype, jnp.integer):
+        raise ValueError(
+            f"logits must be floating-point numbers and prompt_ids integers, got {logits.dtype} and {prompt_ids.dtype}."
+        )
     V = logits.shape[-1] if vocab_size is None else vocab_size
     if logits.ndim != 3 or logits.shape[:2] != prompt_ids.shape or prompt_lengths.shape != prompt_ids.shape[:1]:
         raise ValueError(
@@ -66,10 +72,14 @@ def prompt_logprobs(
         raise ValueError(f"vocab_size must be in [1, {min(logits.shape[-1], mass.MAX_TERMS)}], got {V}.")
     if not 0 <= num_logprobs <= min(V, mass.MAX_COLUMNS):
         raise ValueError(f"num_logprobs must be an integer in [0, {min(V, mass.MAX_COLUMNS)}], got {num_logprobs}.")
+    check_prompts(prompt_ids, prompt_lengths, V)
     mode = "raw_logits" if logprobs_mode.endswith("logits") else "raw_logprobs"
     num_rows, num_places = prompt_ids.shape[0], prompt_ids.shape[1] - 1
     is_token = jnp.arange(1, num_places + 1, dtype=jnp.int32)[None, :] < prompt_lengths[:, None]
     token_ids = jnp.where(is_token, prompt_ids[:, 1:], 0).astype(jnp.int32)
+    if token_ids.size == 0:
+        empty = jnp.zeros((*token_ids.shape, num_logprobs))
+        return PromptLogprobs(jnp.zeros(token_ids.shape), token_ids, TopLogprobs(empty.astype(jnp.int32), empty))
     flat = (logits[:, :-1, :V].reshape(-1, V), token_ids.reshape(-1))
     found = logprobs.raw_values(*flat, mode, num_logprobs, V, shards.Slice(V))
     values, ranks, top = jax.tree.map(lambda leaf: leaf.reshape(num_rows, num_places, *leaf.shape[1:]), found)

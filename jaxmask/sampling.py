@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +24,7 @@ from jaxmask import by_columns, by_rows, edits, filters, logprobs, mass, placeme
 from jaxmask.batch import SamplingBatch
 from jaxmask.drawn import Plan, Sample
 from jaxmask.history import History
-from jaxmask.params import check_logprobs_mode
+from jaxmask.params import check_count, check_integer, check_logprobs_mode
 from jaxmask.placement import Placement
 from jaxmask.shards import Slice
 from jaxmask.support import Support
@@ -59,7 +61,8 @@ def sample(
       sharding: how `logits` are cut over a mesh, rows and vocabulary: a `NamedSharding`, or a `PartitionSpec` for the
         mesh in context. Not needed outside of jit, where arrays show it. Inside `shard_map`, where `logits` are a
         device's own piece, name the axis of the vocabulary: `PartitionSpec(None, "tensor")`; the other arguments are
-        those of the device's rows. Rows and columns need not divide evenly.
+        those of the device's rows, and the `shard_map` must be made with `check_vma=False`. Rows and columns need not
+        divide evenly.
 
     Raises:
       ValueError: shapes do not fit, an unknown mode, a number out of its range, a history that is needed and missing,
@@ -68,16 +71,14 @@ def sample(
     Source: DeepSeek-V3.2, arXiv 2512.02556, section 3.1; the order of the filters is vLLM's.
     """
     check_logprobs_mode(logprobs_mode)
+    _check_types(logits, batch, step)
+    width = check_count("width", width)
     placed = placement.resolve(logits, sharding)
     is_piece = placed is not None and placed.mesh is None
     part = placed.part(logits.shape[1]) if placed is not None and is_piece else Slice(batch.vocab_size)
     _check_shapes(logits, batch, part.num if is_piece else 1)
-    _check_numbers(batch, width, num_logprobs)
-    if batch.needs_history and history is None:
-        raise ValueError(
-            "history is None, but a penalty or bad word of the batch needs it: make one with History.start or "
-            "History.from_lists, and append each drawn token."
-        )
+    num_logprobs = _check_numbers(batch, num_logprobs)
+    _check_history(history, batch)
     steps = jnp.broadcast_to(jnp.asarray(step, jnp.int32), (batch.num_rows,))
     batch = with_support_bound(batch, width)
     plan = Plan(width, needs_bits(batch, width), logprobs_mode, num_logprobs, return_support_logprobs, part)
@@ -114,18 +115,21 @@ def _sample_placed(
 ) -> Sample:
     """`_sample` of each device's piece of the logits."""
     num_rows = logits.shape[0]
-    missing = -num_rows % placed.num_row_blocks
-    # Rows without a finite logit are the cheapest to sample.
-    padding = ((0, missing), (0, -logits.shape[1] % placed.num_slices))
-    logits = jnp.pad(logits, padding, constant_values=-jnp.inf)
-    settings = jax.tree.map(
-        lambda leaf: jnp.pad(leaf, ((0, missing), *((0, 0),) * (leaf.ndim - 1)), mode="edge"), (batch, steps, history)
-    )
-    part = placed.part(logits.shape[1] // placed.num_slices)
     rows = PartitionSpec(placed.batch_axes or None)
     logits_spec = PartitionSpec(placed.batch_axes or None, placed.vocab_axes or None)
+    on_mesh = functools.partial(NamedSharding, placed.mesh)
+    settings = (batch, steps, history)
     if placed.is_explicit:
-        logits, settings = jax.sharding.reshard((logits, settings), (logits_spec, rows))
+        settings = jax.sharding.reshard(settings, on_mesh(PartitionSpec()))
+    missing_rows, missing_columns = -num_rows % placed.num_row_blocks, -logits.shape[1] % placed.num_slices
+    if missing_rows or missing_columns:
+        # Rows without a finite logit are the cheapest to sample.
+        logits = jnp.pad(logits, ((0, missing_rows), (0, missing_columns)), constant_values=-jnp.inf)
+        row = jnp.minimum(jnp.arange(num_rows + missing_rows, dtype=jnp.int32), num_rows - 1)
+        settings = jax.tree.map(lambda leaf: leaf[row], settings)
+    if placed.is_explicit:
+        logits, settings = jax.sharding.reshard((logits, settings), (on_mesh(logits_spec), on_mesh(rows)))
+    part = placed.part(logits.shape[1] // placed.num_slices)
 
     def sample_piece(logits: Array, settings: tuple[SamplingBatch, Array, History | None]) -> Sample:
         batch, steps, history = settings
@@ -196,12 +200,36 @@ def _check_shapes(logits: Float[Array, "B V"], batch: SamplingBatch, num_slices:
         )
 
 
-def _check_numbers(batch: SamplingBatch, width: int, num_logprobs: int | None) -> None:
-    if width < 1:
-        raise ValueError(f"width must be at least 1, got {width}.")
+def _check_types(logits: Any, batch: Any, step: Any) -> None:
+    if not isinstance(batch, SamplingBatch):
+        raise ValueError(f"batch must be a SamplingBatch, got {type(batch).__name__}.")
+    if not isinstance(logits, jax.Array | np.ndarray) or not jnp.issubdtype(logits.dtype, jnp.floating):
+        found = logits.dtype if hasattr(logits, "dtype") else type(logits).__name__
+        raise ValueError(f"logits must be an array of floating-point numbers, got {found}.")
+    if isinstance(step, jax.Array | np.ndarray):
+        if not jnp.issubdtype(step.dtype, jnp.integer):
+            raise ValueError(f"step must be integers, got {step.dtype}.")
+    elif check_integer("step", step) < 0:
+        raise ValueError(f"step must be at least 0, got {step}.")
+
+
+def _check_numbers(batch: SamplingBatch, num_logprobs: int | None) -> int | None:
     if batch.vocab_size > mass.MAX_TERMS:
         raise ValueError(f"vocab_size must be at most {mass.MAX_TERMS}, got {batch.vocab_size}.")
+    if num_logprobs is None:
+        return None
     most = min(batch.vocab_size, mass.MAX_COLUMNS)
-    is_number = isinstance(num_logprobs, int) and not isinstance(num_logprobs, bool)
-    if num_logprobs is not None and not (is_number and 0 <= num_logprobs <= most):
+    if not 0 <= check_integer("num_logprobs", num_logprobs) <= most:
         raise ValueError(f"num_logprobs must be None or an integer in [0, {most}], got {num_logprobs}.")
+    return operator.index(num_logprobs)
+
+
+def _check_history(history: History | None, batch: SamplingBatch) -> None:
+    if not batch.needs_history:
+        return
+    if history is None:
+        raise ValueError(
+            "history is None, but a penalty or bad word of the batch needs it: make one with History.start or "
+            "History.from_lists, and append each drawn token."
+        )
+    history.check_fits(batch)

@@ -74,7 +74,7 @@ def filters(rows: Sequence[SamplingParams], vocab_size: int) -> dict[str, Array]
     top_k = [vocab_size if r.is_greedy or r.top_k <= 0 else min(r.top_k, vocab_size) for r in rows]
     return {
         "temperature": _column([r.temperature for r in rows], np.float32),
-        "min_p": _column([0.0 if r.is_greedy else r.min_p for r in rows], np.float32),
+        "min_p": _column([0.0 if r.is_greedy else _least_normal(r.min_p) for r in rows], np.float32),
         "top_k": _column(top_k, np.int32),
         "top_p": _column([1.0 if r.is_greedy else r.top_p for r in rows], np.float32),
     }
@@ -86,7 +86,7 @@ def ends(rows: Sequence[SamplingParams], vocab_size: int, eos: tuple[int, ...], 
     withheld = [tuple(r.stop_token_ids or ()) + eos if r.min_tokens else () for r in rows]
     min_tokens = _optional("min_tokens", [r.min_tokens for r in rows], 0, np.int32, least)
     return {
-        "max_tokens": _column([_NO_LIMIT if r.max_tokens is None else r.max_tokens for r in rows], np.int32),
+        "max_tokens": _column([min(r.max_tokens or _NO_LIMIT, _NO_LIMIT) for r in rows], np.int32),
         "stop_token_ids": _padded("stop_token_ids", stops, vocab_size, np.int32, least),
         "min_tokens": min_tokens,
         "withheld_token_ids": None
@@ -130,6 +130,11 @@ def seeds(requests: Sequence[SamplingParams]) -> UInt[Array, "B 2"]:
 
 def _bucket(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
+
+
+def _least_normal(value: float) -> float:
+    """Positive values at least at the smallest normal float32: XLA takes smaller ones for 0, which would mean off."""
+    return max(value, float(np.finfo(np.float32).tiny)) if value > 0 else value
 
 
 def _column(values: Sequence[float | int], dtype: type) -> Array:

@@ -175,7 +175,7 @@ def test_greedy_rows_that_opted_out_still_report_over_the_whole_row(width):
     np.testing.assert_array_equal(kept.top.logprobs, left.top.logprobs)
 
 
-@pytest.mark.parametrize("num", [-1, 5, True])
+@pytest.mark.parametrize("num", [-1, 5])
 def test_a_number_of_top_tokens_outside_its_range_is_refused(num):
     with pytest.raises(ValueError, match=rf"num_logprobs must be None or an integer in \[0, 4\], got {num}"):
         draw(np.zeros(4), SamplingParams(), num_logprobs=num)
@@ -229,6 +229,19 @@ def test_places_past_a_prompt_say_nothing_and_touch_nothing():
     assert np.isneginf(found.top.logprobs[1, 2:]).all()
 
 
+def test_prompts_of_one_token_have_nothing_to_report():
+    found = prompt_logprobs(jnp.zeros((2, 1, 8)), jnp.array([[3], [4]]), jnp.array([1, 1]), num_logprobs=2)
+    assert found.logprobs.shape == found.ranks.shape == (2, 0)
+    assert found.top.token_ids.shape == (2, 0, 2)
+
+
+def test_processed_logits_stay_finite():
+    """3e38 / 0.7 is beyond float32."""
+    drawn = draw([3e38, 0], SamplingParams(temperature=0.7, seed=0), logprobs_mode="processed_logits", num_logprobs=1)
+    assert drawn.logprobs.tolist() == [float(np.finfo(np.float32).max)]
+    assert np.isfinite(drawn.top.logprobs).all()
+
+
 def test_a_padded_head_is_no_part_of_a_prompts_distribution():
     logits = teacher_forcing()
     padded = np.concatenate([logits, np.full((1, 5, 3), 50, np.float32)], axis=2)
@@ -246,6 +259,14 @@ def test_errors_of_prompt_log_probs():
     logits, ids = jnp.asarray(teacher_forcing()), jnp.array([SEQUENCE])
     with pytest.raises(ValueError, match=r"logprobs_mode must be one of .*, got 'raw'"):
         prompt_logprobs(logits, ids, jnp.array([5]), logprobs_mode="raw")
+    for wrong, lengths, message in (
+        ([3, 1, 8, 1, 5], 5, r"prompt_ids must be in \[0, 8\), got \[8\] in row 0"),
+        ([3, 1, -1, 1, 5], 5, r"prompt_ids must be in \[0, 8\), got \[-1\] in row 0"),
+        (SEQUENCE, 0, r"prompt_lengths must be in \[1, 5\], got 0 in row 0"),
+        (SEQUENCE, 9, r"prompt_lengths must be in \[1, 5\], got 9 in row 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            prompt_logprobs(logits, jnp.array([wrong]), jnp.array([lengths]))
     with pytest.raises(ValueError, match=r"vocab_size must be in \[1, 8\], got 9"):
         prompt_logprobs(logits, ids, jnp.array([5]), vocab_size=9)
     with pytest.raises(ValueError, match=r"num_logprobs must be an integer in \[0, 8\], got 9"):

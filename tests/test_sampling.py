@@ -61,10 +61,9 @@ def assert_as_oracle(drawn: Sample, edited: np.ndarray, params: list[SamplingPar
     expected = np.take_along_axis(oracle.log_probs(truth.z, keep), tokens[:, None], axis=1)[:, 0][is_valid]
     error = np.abs(np.asarray(drawn.logprobs, np.float64)[is_valid] - expected)
     assert (error <= tolerances.LOGPROB * np.maximum(1, np.abs(expected))).all(), error.max()
-    # Greedy takes a largest logit; the first of them, up to differences that float32 arithmetic flushes to zero.
+    # Greedy takes the first of the canonical order, however small the difference to the second.
     is_greedy = np.array([p.temperature == 0 for p in params]) & is_valid
-    first = np.argmax(truth.z > -np.finfo(np.float32).tiny, axis=1)
-    np.testing.assert_array_equal(tokens[is_greedy], first[is_greedy])
+    np.testing.assert_array_equal(tokens[is_greedy], truth.order[is_greedy, 0])
     return truth
 
 
@@ -121,6 +120,7 @@ def test_real_vocabularies(V, num_rows, dtype):
     assert_as_oracle(drawn, np.asarray(logits.astype(jnp.float32)), [grid[i] for i in index])
 
 
+@pytest.mark.slow
 def test_a_nan_beside_the_likeliest_token_hides_nothing():
     """XLA's `max` over a chunk may lose what stands before a NaN: here 5.0, eight lanes before it."""
     logits = -np.arange(4096, dtype=np.float32) / 4096
@@ -636,6 +636,7 @@ def any_request(rng: np.random.Generator, is_edited: bool) -> SamplingParams:
     return SamplingParams(**filters, **{name: edits[name] for name in chosen})
 
 
+@pytest.mark.slow
 def test_200_steps_of_changing_requests_compile_nothing(compiles):
     """P72: other values, rows that join and leave, edits that come and go; a batch made `like` the widest one."""
     rng = np.random.default_rng(0)
@@ -670,6 +671,74 @@ def test_200_steps_of_changing_requests_compile_nothing(compiles):
     # The counter counts: another shape is another program.
     draw(np.zeros((3, 11)), SamplingParams(seed=0), width=11)
     assert compiles.count > warm
+
+
+def test_greedy_sees_differences_below_the_normal_numbers():
+    """x - max is flushed to 0 there; the order is not."""
+    a = np.float32(1.2e-38)
+    logits = np.array([[a, np.nextafter(a, np.float32(1)), -1], [1e-45, 2.8e-45, 0]], np.float32)
+    drawn = draw(logits, SamplingParams(temperature=0.0), width=3, num_logprobs=1)
+    assert drawn.token_ids.tolist() == [1, 1]
+    assert drawn.ranks.tolist() == [1, 1]
+
+
+def test_a_min_p_below_the_normal_numbers_is_not_off():
+    """exp(-80) is kept and exp(-200) is not."""
+    drawn = draw([0, -200, -80], SamplingParams(min_p=1e-40, seed=0), width=3)
+    assert drawn.support.to_lists() == [[0, 2]]
+
+
+def test_a_history_of_another_batch_is_refused(unchecked):
+    """It would be read where it fits, and edits that it knows nothing of would be left out in silence."""
+    plain = SamplingBatch.from_params([SamplingParams(presence_penalty=1.0)] * 2, vocab_size=8)
+    repeated = SamplingBatch.from_params([SamplingParams(repetition_penalty=2.0)] * 2, vocab_size=8)
+    words = SamplingBatch.from_params([SamplingParams(bad_words=[[1, 2, 3, 4]])] * 2, vocab_size=8)
+    short = SamplingBatch.from_params([SamplingParams(bad_words=[[1, 2]])] * 2, vocab_size=8)
+
+    def refuses(batch, made_for, message):
+        with pytest.raises(ValueError, match=message):
+            sample(jnp.zeros((2, 8)), batch, step=0, history=History.from_lists([[]] * 2, [[]] * 2, made_for), width=4)
+
+    refuses(repeated, plain, r"history.in_prompt must be \[2, 8\] for this batch, got none")
+    refuses(words, plain, r"history.tail must be \[2, 3\] for this batch, got none")
+    refuses(words, short, r"history.tail must be \[2, 3\] for this batch, got \[2, 1\]")
+    smaller = SamplingBatch.from_params([SamplingParams(presence_penalty=1.0)] * 2, vocab_size=5)
+    refuses(plain, smaller, r"history.output_counts must be \[2, 8\] for this batch, got \[2, 5\]")
+    with pytest.raises(ValueError, match=r"prompt of row 0 must contain only integers, got \[1.7\]"):
+        History.from_lists([[1.7], []], [[], []], plain)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logits": np.zeros((1, 8), np.int16)}, "logits must be an array of floating-point numbers, got int16"),
+        (
+            {"logits": np.zeros((1, 8), np.complex64)},
+            "logits must be an array of floating-point .*, got complex64",
+        ),
+        ({"logits": None}, "logits must be an array of floating-point numbers, got NoneType"),
+        ({"batch": None}, "batch must be a SamplingBatch, got NoneType"),
+        ({"step": 1.7}, "step must be an integer, got float 1.7"),
+        ({"step": -1}, "step must be at least 0, got -1"),
+        ({"step": np.zeros(1)}, "step must be integers, got float64"),
+        ({"width": 2.5}, "width must be an integer, got float 2.5"),
+        ({"width": None}, "width must be an integer, got NoneType None"),
+        ({"num_logprobs": 1.0}, "num_logprobs must be an integer, got float 1.0"),
+    ],
+    ids=str,
+)
+def test_wrong_types_are_named(unchecked, change, message):
+    batch = SamplingBatch.from_params(SamplingParams(), vocab_size=8)
+    arguments = {"logits": jnp.zeros((1, 8)), "batch": batch, "step": 0, "width": 4, **change}
+    with pytest.raises(ValueError, match=message):
+        sample(arguments.pop("logits"), arguments.pop("batch"), **arguments)
+
+
+def test_logits_from_numpy_and_numpys_integers_will_do(unchecked):
+    batch = SamplingBatch.from_params(SamplingParams(seed=1), vocab_size=8)
+    drawn = sample(np.zeros((1, 8), np.float32), batch, step=np.int64(2), width=np.int64(8), num_logprobs=np.int64(2))
+    expected = sample(jnp.zeros((1, 8)), batch, step=2, width=8, num_logprobs=2)
+    assert_same_rows(drawn, expected)
 
 
 def test_errors_name_what_was_wrong():

@@ -74,12 +74,22 @@ def assert_same(drawn: Sample, expected: Sample) -> None:
 
 
 SLOW = pytest.mark.slow
-SHAPES = [(1, 2), pytest.param(1, 4, marks=SLOW), (1, 8), (2, 4), pytest.param(4, 2, marks=SLOW), (8, 1), (2, 1)]
+WITHIN, BYTES = VOCABULARIES
+# Rows, slices of the vocabulary, and how the slices end.
+CUTS = [
+    (2, 4, WITHIN),
+    (8, 1, BYTES),
+    pytest.param(1, 2, WITHIN, marks=SLOW),
+    pytest.param(1, 4, BYTES, marks=SLOW),
+    pytest.param(1, 8, BYTES, marks=SLOW),
+    pytest.param(1, 8, WITHIN, marks=SLOW),
+    pytest.param(2, 1, BYTES, marks=SLOW),
+    pytest.param(4, 2, BYTES, marks=SLOW),
+]
 
 
-@pytest.mark.parametrize(("num_rows", "num_columns"), SHAPES)
-@pytest.mark.parametrize("vocabulary", VOCABULARIES)
-def test_every_cut_gives_what_one_device_gives(vocabulary, num_rows, num_columns):
+@pytest.mark.parametrize(("num_rows", "num_columns", "vocabulary"), CUTS)
+def test_every_cut_gives_what_one_device_gives(num_rows, num_columns, vocabulary):
     """P28, P75: under jit on a mesh; tokens, supports, bits, log-probs, ranks and top tokens."""
     sizes = VOCABULARIES[vocabulary]
     logits, batch, history = problem(*sizes)
@@ -96,6 +106,7 @@ def test_every_cut_gives_what_one_device_gives(vocabulary, num_rows, num_columns
     assert not np.asarray(drawn.is_valid).all()
 
 
+@SLOW
 @pytest.mark.parametrize("mode", ["raw_logits", "raw_logprobs", "processed_logits"])
 def test_the_other_modes(mode):
     sizes = VOCABULARIES["slices end within a byte"]
@@ -105,6 +116,7 @@ def test_the_other_modes(mode):
     assert_same(drawn, on_one_device(*sizes, mode))
 
 
+@SLOW
 def test_placed_arrays_say_themselves_how_they_lie():
     """Outside of jit nothing has to be said: neither for rows, nor for the vocabulary, nor for a part of the mesh."""
     sizes = VOCABULARIES["slices of whole bytes"]
@@ -146,6 +158,7 @@ def test_rows_alone_inside_shard_map_need_no_word():
     assert_same(jax.jit(run)(logits, batch, history), on_one_device(*sizes))
 
 
+@SLOW
 @pytest.mark.parametrize("num_rows", [1, 5])
 def test_rows_need_not_divide(num_rows):
     """P28: a device that owns no row changes nothing."""
@@ -157,6 +170,7 @@ def test_rows_need_not_divide(num_rows):
     assert_same(drawn, expected)
 
 
+@SLOW
 def test_on_a_mesh_of_explicit_axes_the_sharding_is_seen():
     sizes = VOCABULARIES["slices of whole bytes"]
     logits, batch, history = problem(*sizes)
@@ -171,25 +185,55 @@ def test_on_a_mesh_of_explicit_axes_the_sharding_is_seen():
         assert_same(said, on_one_device(*sizes))
 
 
-COLLECTIVE = re.compile(r"= \(?(\w+)\[([\d,]*)\].* (all-gather|all-reduce|all-to-all|collective-permute)\(")
+@SLOW
+@pytest.mark.parametrize("sizes", [(2, 4), (1, 1), (1, 8), (8, 1)])
+def test_meshes_as_make_mesh_makes_them(sizes):
+    """Axes are explicit by default, and no mesh needs to be in context; nor does anything have to be cut."""
+    vocabulary = VOCABULARIES["slices of whole bytes"]
+    logits, batch, history = problem(*vocabulary)
+    mesh = jax.make_mesh(sizes, ("data", "tensor"), devices=jax.devices()[: sizes[0] * sizes[1]])
+    placed = jax.device_put(logits, NamedSharding(mesh, P("data", "tensor")))
+    assert_same(sample(placed, batch, history=history, **OPTIONS), on_one_device(*vocabulary))
+    run = jax.jit(lambda logits: sample(logits, batch, history=history, **OPTIONS).token_ids)
+    expected = on_one_device(*vocabulary).token_ids
+    np.testing.assert_array_equal(run(placed), expected)
+    with jax.set_mesh(mesh):
+        # Whole logits beside settings that are cut.
+        spread = jax.device_put(batch, NamedSharding(mesh, P("data")))
+        whole = jax.device_put(logits, NamedSharding(mesh, P()))
+        np.testing.assert_array_equal(sample(whole, spread, history=history, **OPTIONS).token_ids, expected)
 
 
-def test_logits_never_cross_devices():
-    """What crosses is small: candidates, and the packed bits of one row at a time."""
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter", "collective-broadcast")
+
+
+def collective_sizes(text: str) -> list[int]:
+    """Elements of every result of every collective in a compiled program, tuples included."""
+    lines = re.findall(rf"= (.*?) (?:{'|'.join(COLLECTIVES)})(?:-start)?\(", text)
+    shapes = [shape for line in lines for shape in re.findall(r"\w+\[([\d,]*)\]", line)]
+    return [int(np.prod([int(size) for size in shape.split(",") if size])) for shape in shapes]
+
+
+@pytest.mark.parametrize("num_columns", [151_936, pytest.param(151_943, marks=SLOW)])
+def test_logits_never_cross_devices(num_columns):
+    """What crosses is small: candidates, and the kept set of one row at a time; with edits and slices of odd sizes."""
     V, num_slices, width = 151_936, 8, 64
-    batch = SamplingBatch.from_params([SamplingParams(seed=1, top_p=0.9)] * 4, vocab_size=V)
+    params = SamplingParams(seed=1, top_p=0.9, repetition_penalty=1.1, logit_bias={3: 1.0}, bad_words=[[1, 2]])
+    batch = SamplingBatch.from_params([params] * 4, vocab_size=V)
+    history = History.from_lists([[1]] * 4, [[2]] * 4, batch)
     sharding = NamedSharding(mesh_of(1, num_slices), P("data", "tensor"))
-    run = jax.jit(lambda logits: sample(logits, batch, step=0, width=width, sharding=sharding))
-    text = run.lower(jax.ShapeDtypeStruct((4, V), jnp.float32, sharding=sharding)).compile().as_text()
-    sizes = [
-        (int(np.prod([int(d) for d in shape.split(",") if d])), kind, dtype)
-        for dtype, shape, kind in COLLECTIVE.findall(text)
-    ]
-    assert any(kind == "all-gather" for _, kind, _ in sizes)
-    most = max(4 * num_slices * (2 * width + 32), num_slices * 512, V // 8)
-    assert max(size for size, _, _ in sizes) <= most
-    # And no device holds more than its own piece of the logits.
-    assert f"f32[4,{V}]" not in text
+    run = jax.jit(lambda logits: sample(logits, batch, step=0, history=history, width=width, sharding=sharding))
+    sizes = collective_sizes(run.lower(jax.ShapeDtypeStruct((4, num_columns), jnp.float32)).compile().as_text())
+    assert 4 * num_slices * (2 * width + 32) in sizes
+    # Slices that end within a byte send bits unpacked, but of one row; all logits would be four times that.
+    assert max(sizes) <= num_columns + num_slices
+    if num_columns == V:
+        assert max(sizes) <= max(4 * num_slices * (2 * width + 32), V // 8)
+
+
+def test_the_reader_of_collectives_sees_tuples():
+    text = "%a = (f32[4,8]{1,0}, s32[5]{0}) all-reduce(%b, %c), to_apply=%d\n%e = pred[7]{0} all-gather-start(%f)"
+    assert collective_sizes(text) == [32, 5, 7]
 
 
 def test_errors_name_the_axis():
