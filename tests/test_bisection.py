@@ -111,6 +111,7 @@ def test_large_rows_against_the_oracle_and_integer_masses(settings):
     check_exactly(kept, logits, params)
 
 
+@pytest.mark.slow
 def test_brackets_and_keys_agree_bit_for_bit(monkeypatch):
     logits, params = large(TIE_FREE, (1e-8, 0.5, 0.99))
     by_brackets = keep(logits, params)

@@ -146,6 +146,7 @@ def test_log_probs_are_those_of_the_learner():
     np.testing.assert_allclose(scored, rollout.logprobs, atol=tolerances.LOGPROB)
 
 
+@pytest.mark.slow
 def test_rows_alone_are_rows_together():
     """P22, P81: finished rows stay frozen and each row is what a batch of one gives."""
     model = random_model()

@@ -161,6 +161,7 @@ def test_rows_that_opted_out_give_no_log_probs_of_supports():
     assert np.isneginf(drawn.support_logprobs[1]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [8, 40])
 def test_greedy_rows_that_opted_out_still_report_over_the_whole_row(width):
     """They go through the columns; the numbers are those of rows that kept their supports."""

@@ -217,6 +217,7 @@ def test_a_tiny_temperature_in_half_precision_stays_finite():
     assert drawn.support.to_lists() == [[0, 1, 2]]
 
 
+@pytest.mark.slow
 def test_bfloat16_logits_are_read_exactly():
     rng = np.random.default_rng(11)
     logits = jnp.asarray(rng.normal(size=(64, 257)) * 4).astype(jnp.bfloat16)
@@ -271,6 +272,7 @@ def test_the_width_changes_nothing_but_the_cells(width):
     np.testing.assert_array_equal(wide.is_valid, narrow.is_valid)
 
 
+@pytest.mark.slow
 def test_a_mass_at_the_edge_of_top_p_falls_on_one_side_on_every_path():
     """Rows whose top_p is the float32 share of one of their own prefixes: every width keeps the same ids."""
     rng = np.random.default_rng(23)
@@ -441,6 +443,7 @@ RAW, PROCESSED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "expected"), [*RAW.items(), *PROCESSED.items()])
 def test_the_four_log_prob_modes(mode, expected):
     """P33, then rows with a bias against the oracle."""

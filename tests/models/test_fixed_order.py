@@ -72,6 +72,7 @@ def test_the_fixed_forms_are_the_plain_formulas():
         np.testing.assert_allclose(stored, computed, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_plain_forms(fixed_decoder):
     plain = models.Decoder(dataclasses.replace(fixed_decoder.config, fixed_order=False), rngs=nnx.Rngs(0))
     plain = jax.tree.unflatten(jax.tree.structure(plain), jax.tree.leaves(fixed_decoder))

@@ -57,6 +57,7 @@ def test_a_run_leaves_its_folder(whole):
         assert word in text
 
 
+@pytest.mark.slow
 def test_half_a_run_resumed_is_the_whole_run(whole, tmp_path, monkeypatch):
     folder = tmp_path / "half"
     iterate, calls = run._timed, []
@@ -81,6 +82,7 @@ def test_half_a_run_resumed_is_the_whole_run(whole, tmp_path, monkeypatch):
     assert timeless[0] == timeless[1]
 
 
+@pytest.mark.slow
 def test_a_torn_line_and_a_new_total_survive_a_resume(whole, tmp_path):
     folder = shutil.copytree(whole[0], tmp_path / "run")
     with (folder / "metrics.jsonl").open("a") as file:

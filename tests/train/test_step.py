@@ -53,6 +53,7 @@ def test_the_search_for_host_traffic_finds_it():
     assert HOST_OPERATIONS.search(traced.lower().compile().as_text())
 
 
+@pytest.mark.slow
 def test_an_iteration_passes_a_transfer_guard(state):
     state, _ = train_iteration(state, task=TASK, config=CONFIG, optimizer=OPTIMIZER)
     with jax.transfer_guard("disallow"):
@@ -82,6 +83,7 @@ def test_the_ratio_is_one_on_the_first_pass_of_every_iteration(state):
         assert metrics.clip_fraction == 0
 
 
+@pytest.mark.slow
 def test_full_vocabulary_scoring_is_biased_where_supports_are_not(state):
     config = dataclasses.replace(CONFIG, sampling_mask=False)
     rollout = rollout_of(state)
@@ -104,6 +106,7 @@ def test_recorded_logprobs_are_the_models_on_the_recorded_supports(state):
     np.testing.assert_allclose(rollout.logprobs, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_micro_batches", [2, 4])
 def test_micro_batches_do_not_change_the_gradient(state, num_micro_batches):
     rollout = rollout_of(state)
