@@ -85,13 +85,10 @@ def _compact(
     """Kept ids, in any order among cells that hold V, as a support; and their log-probabilities in its order."""
     packed = bits.pack_ids(kept_ids, vocab_size) if plan.has_bits else None
     padding = ((0, 0), (0, max(plan.width - kept_ids.shape[1], 0)))
-    if not plan.with_support_logprobs:
-        cells = jnp.pad(jnp.sort(kept_ids, axis=1)[:, : plan.width], padding, constant_values=vocab_size)
-        return Support(cells, counts, packed, vocab_size), None
-    kept_ids, logprobs = jax.lax.sort((kept_ids, logprobs), dimension=1, num_keys=1)
-    cells = jnp.pad(kept_ids[:, : plan.width], padding, constant_values=vocab_size)
-    logprobs = jnp.pad(logprobs[:, : plan.width], padding, constant_values=-jnp.inf)
-    return Support(cells, counts, packed, vocab_size), logprobs
+    columns = (kept_ids, logprobs) if plan.with_support_logprobs else (kept_ids,)
+    cells, *values = (column[:, : plan.width] for column in jax.lax.sort(columns, dimension=1, num_keys=1))
+    support = Support(jnp.pad(cells, padding, constant_values=vocab_size), counts, packed, vocab_size)
+    return support, jnp.pad(values[0], padding, constant_values=-jnp.inf) if values else None
 
 
 def _total(edited: Float[Array, "B C"], row_max: Float[Array, " B"], batch: SamplingBatch, part: shards.Slice) -> Mass:

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxmask.params import SamplingParams, check_logprobs_mode
+from jaxmask import mass
+from jaxmask.params import SamplingParams, check_integer, check_logprobs_mode
 
 
 def check_engine(
@@ -77,6 +78,14 @@ def _check_replay_mode(logprobs_mode: str) -> None:
             "sampling distribution replay requires logprobs_mode='processed_logprobs' so that returned logprobs are "
             "normalized over the same nucleus as the sampling mask"
         )
+
+
+def check_num_logprobs(num: Any, vocab_size: int, allowed: str = "an integer") -> int:
+    """`num` as Python's integer; raises ValueError, which names what is `allowed`, unless as many can be reported."""
+    most = min(vocab_size, mass.MAX_COLUMNS)
+    if not 0 <= check_integer("num_logprobs", num) <= most:
+        raise ValueError(f"num_logprobs must be {allowed} in [0, {most}], got {num}.")
+    return int(num)
 
 
 def check_prompts(prompt_ids: Int[Array, "P S"], prompt_lengths: Int[Array, " P"], vocab_size: int) -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxmask import logprobs, mass, shards
-from jaxmask.checks import check_prompts
+from jaxmask.checks import check_num_logprobs, check_prompts
 from jaxmask.drawn import TopLogprobs
 from jaxmask.params import check_logprobs_mode
 
@@ -70,8 +70,7 @@ def prompt_logprobs(
         )
     if not 1 <= V <= min(logits.shape[-1], mass.MAX_TERMS):
         raise ValueError(f"vocab_size must be in [1, {min(logits.shape[-1], mass.MAX_TERMS)}], got {V}.")
-    if not 0 <= num_logprobs <= min(V, mass.MAX_COLUMNS):
-        raise ValueError(f"num_logprobs must be an integer in [0, {min(V, mass.MAX_COLUMNS)}], got {num_logprobs}.")
+    num_logprobs = check_num_logprobs(num_logprobs, V)
     check_prompts(prompt_ids, prompt_lengths, V)
     mode = "raw_logits" if logprobs_mode.endswith("logits") else "raw_logprobs"
     num_rows, num_places = prompt_ids.shape[0], prompt_ids.shape[1] - 1

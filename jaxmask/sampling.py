@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 from typing import Any
 
 import jax
@@ -22,6 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxmask import by_columns, by_rows, edits, filters, logprobs, mass, placement
 from jaxmask.batch import SamplingBatch
+from jaxmask.checks import check_num_logprobs
 from jaxmask.drawn import Plan, Sample
 from jaxmask.history import History
 from jaxmask.params import check_count, check_integer, check_logprobs_mode
@@ -77,7 +77,8 @@ def sample(
     is_piece = placed is not None and placed.mesh is None
     part = placed.part(logits.shape[1]) if placed is not None and is_piece else Slice(batch.vocab_size)
     _check_shapes(logits, batch, part.num if is_piece else 1)
-    num_logprobs = _check_numbers(batch, num_logprobs)
+    if num_logprobs is not None:
+        num_logprobs = check_num_logprobs(num_logprobs, batch.vocab_size, "None or an integer")
     _check_history(history, batch)
     steps = jnp.broadcast_to(jnp.asarray(step, jnp.int32), (batch.num_rows,))
     batch = with_support_bound(batch, width)
@@ -192,6 +193,8 @@ def _without_invalid(drawn: Sample) -> Sample:
 
 
 def _check_shapes(logits: Float[Array, "B V"], batch: SamplingBatch, num_slices: int) -> None:
+    if batch.vocab_size > mass.MAX_TERMS:
+        raise ValueError(f"vocab_size must be at most {mass.MAX_TERMS}, got {batch.vocab_size}.")
     if logits.ndim != 2 or logits.shape[0] != batch.num_rows or logits.shape[1] * num_slices < batch.vocab_size:
         pieces = f" in {num_slices} slices" if num_slices > 1 else ""
         raise ValueError(
@@ -211,17 +214,6 @@ def _check_types(logits: Any, batch: Any, step: Any) -> None:
             raise ValueError(f"step must be integers, got {step.dtype}.")
     elif check_integer("step", step) < 0:
         raise ValueError(f"step must be at least 0, got {step}.")
-
-
-def _check_numbers(batch: SamplingBatch, num_logprobs: int | None) -> int | None:
-    if batch.vocab_size > mass.MAX_TERMS:
-        raise ValueError(f"vocab_size must be at most {mass.MAX_TERMS}, got {batch.vocab_size}.")
-    if num_logprobs is None:
-        return None
-    most = min(batch.vocab_size, mass.MAX_COLUMNS)
-    if not 0 <= check_integer("num_logprobs", num_logprobs) <= most:
-        raise ValueError(f"num_logprobs must be None or an integer in [0, {most}], got {num_logprobs}.")
-    return operator.index(num_logprobs)
 
 
 def _check_history(history: History | None, batch: SamplingBatch) -> None:
