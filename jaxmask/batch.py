@@ -140,6 +140,12 @@ class SamplingBatch:
         penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
         return any(penalty is not None for penalty in penalties)
 
+    def is_greedy_without_support(self) -> Bool[Array, " B"]:
+        """Which rows take their likeliest token and opted out of supports: nothing else of them is asked for."""
+        if self.returns_support is None:
+            return jnp.zeros(self.num_rows, jnp.bool_)
+        return (self.temperature == 0) & ~self.returns_support
+
     def repeat(self, group_size: int) -> SamplingBatch:
         """Each row `group_size` times in a row; repetition i has seed + i."""
         repeated = jax.tree.map(lambda leaf: jnp.repeat(leaf, group_size, axis=0), self)

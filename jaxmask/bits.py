@@ -23,7 +23,7 @@ def pack_words(keep: Bool[Array, "R V"]) -> UInt[Array, "R N"]:
 def words_to_bytes(words: UInt[Array, "R N"], vocab_size: int) -> UInt[Array, "R P"]:
     """The same bits as bytes, ceil(V / 8) a row: bit j of byte i is id 8 i + j."""
     as_bytes = jax.lax.bitcast_convert_type(words, jnp.uint8)
-    return as_bytes.reshape(words.shape[0], -1)[:, : -(-vocab_size // 8)]
+    return as_bytes.reshape(words.shape[0], 4 * words.shape[1])[:, : -(-vocab_size // 8)]
 
 
 def unpack_bytes(packed: UInt[Array, "*B P"], vocab_size: int) -> Bool[Array, "*B V"]:

@@ -37,7 +37,7 @@ def draw(
 
     # Without a top-k, the mass that top-p is a share of lies in the whole row. A greedy row whose support nobody asks
     # for needs no more than that either.
-    is_greedy = _is_greedy_without_support(batch) & ((columns.length >= (plan.num_logprobs or 0)) | columns.is_whole)
+    is_greedy = batch.is_greedy_without_support() & ((columns.length >= (plan.num_logprobs or 0)) | columns.is_whole)
     is_cut = batch.top_p < 1
     needs_total = ~is_decided & (columns.length > 0) & (batch.top_k >= batch.vocab_size) & (is_cut | is_greedy)
     total = jax.lax.cond(
@@ -99,9 +99,3 @@ def _total(edited: Float[Array, "B C"], row_max: Float[Array, " B"], batch: Samp
 
 def _select(condition: Bool[Array, " B"], a: Mass, b: Mass) -> Mass:
     return jax.tree.map(lambda one, other: jnp.where(condition, one, other), a, b)
-
-
-def _is_greedy_without_support(batch: SamplingBatch) -> Bool[Array, " B"]:
-    if batch.returns_support is None:
-        return jnp.zeros(batch.num_rows, jnp.bool_)
-    return (batch.temperature == 0) & ~batch.returns_support

@@ -11,6 +11,8 @@ from jaxmask.batch import SamplingBatch
 from jaxmask.drawn import Plan, Sample, TopLogprobs
 from jaxmask.support import Support
 
+_ROWS_AT_ONCE = 16
+
 
 def draw(edited: Float[Array, "B C"], batch: SamplingBatch, steps: Int[Array, " B"], plan: Plan) -> Sample:
     """A sample with `processed_logprobs`; the arguments are those of `by_columns.draw`."""
@@ -41,26 +43,38 @@ def redraw(
     steps: Int[Array, " B"],
     plan: Plan,
 ) -> Sample:
-    """`sample` with the flagged rows drawn again from their whole rows, one at a time."""
-    (flagged,) = jnp.nonzero(is_flagged, size=is_flagged.shape[0], fill_value=0)
+    """`sample` with the flagged rows drawn again from their whole rows, one or a few at a time."""
+    # A CPU gains nothing from rows side by side; a GPU needs them to be busy.
+    at_once = 1 if plan.implementation == "xla" else min(_ROWS_AT_ONCE, is_flagged.shape[0])
+    num_blocks = -(-is_flagged.shape[0] // at_once)
+    (flagged,) = jnp.nonzero(is_flagged, size=num_blocks * at_once, fill_value=is_flagged.shape[0])
 
-    def redraw_one(i: Array, sample: Sample) -> Sample:
-        row = flagged[i].astype(jnp.int32)
-        row_edited, row_batch, row_steps = jax.tree.map(
-            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, row, 1, axis=0), (edited, batch, steps)
-        )
-        return jax.tree.map(
-            lambda all_rows, new: jax.lax.dynamic_update_slice_in_dim(all_rows, new, row, axis=0),
-            sample,
-            draw(row_edited, row_batch, row_steps, plan),
-        )
+    def redraw_some(i: Array, sample: Sample) -> Sample:
+        rows = jax.lax.dynamic_slice_in_dim(flagged.astype(jnp.int32), i * at_once, at_once)
+        some_edited, some_batch, some_steps = jax.tree.map(lambda leaf: _rows_of(leaf, rows), (edited, batch, steps))
+        drawn_again = draw(some_edited, some_batch, some_steps, plan)
+        return jax.tree.map(lambda all_rows, new: _with_rows(all_rows, rows, new), sample, drawn_again)
 
     # The condition keeps XLA from computing the only row of a batch of one ahead of a loop that may not run.
     return jax.lax.cond(
         is_flagged.any(),
-        lambda: jax.lax.fori_loop(0, is_flagged.sum(dtype=jnp.int32), redraw_one, sample),
+        lambda: jax.lax.fori_loop(0, -(-is_flagged.sum(dtype=jnp.int32) // at_once), redraw_some, sample),
         lambda: sample,
     )
+
+
+def _rows_of(leaf: Array, rows: Int[Array, " N"]) -> Array:
+    """Some rows of a batch; those past its end are clipped."""
+    if rows.shape[0] == 1:
+        return jax.lax.dynamic_slice_in_dim(leaf, rows[0], 1, axis=0)
+    return jnp.take(leaf, rows, axis=0, mode="clip")
+
+
+def _with_rows(leaf: Array, rows: Int[Array, " N"], new: Array) -> Array:
+    """A batch with other values of some rows; what is there for rows past its end is dropped."""
+    if rows.shape[0] == 1:
+        return jax.lax.dynamic_update_slice_in_dim(leaf, new, rows[0], axis=0)
+    return leaf.at[rows].set(new, mode="drop")
 
 
 def _compact(is_kept: Bool[Array, "B C"], vocab_size: int, plan: Plan) -> Support:

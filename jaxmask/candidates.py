@@ -39,7 +39,7 @@ class Columns:
     is_whole: Bool[Array, " B"]
 
 
-def order_keys(logits: Float[Array, "B C"]) -> UInt[Array, "B C"]:
+def order_keys(logits: Float[Array, "*C"]) -> UInt[Array, "*C"]:
     """uint32 keys with the order of the float32 logits; -0 and 0 share one; anything not finite is 0, below all others.
 
     Keys are compared as integers, so subnormal logits keep their order where floats would be flushed to zero.
@@ -50,6 +50,13 @@ def order_keys(logits: Float[Array, "B C"]) -> UInt[Array, "B C"]:
     words = jnp.where(words == sign, jnp.uint32(0), words)
     keys = jnp.where(words >= sign, ~words, words | sign)
     return jnp.where(jnp.isfinite(logits), keys, jnp.uint32(0))
+
+
+def logit_of(keys: UInt[Array, "*C"]) -> Float[Array, "*C"]:
+    """The logits that have these keys; 0 for the key of what is no token."""
+    sign = jnp.uint32(0x80000000)
+    words = jnp.where(keys >= sign, keys ^ sign, ~keys)
+    return jax.lax.bitcast_convert_type(jnp.where(keys > 0, words, jnp.uint32(0)), jnp.float32)
 
 
 def num_columns(width: int, vocab_size: int, num_top: int = 0) -> int:
@@ -113,7 +120,7 @@ def _num_chunks(size: int) -> int:
     return -(-size // CHUNK)
 
 
-def _rank_that_fits(room: int, num_chunks: int) -> int:
+def rank_that_fits(room: int, num_chunks: int) -> int:
     """The rank of a chunk maximum that about `room` tokens reach, and seldom more, where tokens lie at random.
 
     If a share r / n of chunks holds one of c such tokens, c = -n ln(1 - r / n); four deviations are left as slack.
@@ -131,7 +138,7 @@ def _leading_chunks(
     """
     maxima = _chunk_maxima(logits)
     num_chunks = maxima.shape[1]
-    most = _rank_that_fits(room, num_chunks)
+    most = rank_that_fits(room, num_chunks)
     num = min(most + 1, num_chunks)
     # The maximum of a chunk with NaN or +inf may say nothing of its tokens: it is looked into, and sets no bound. (A
     # clean copy of [B, V] would tell, and cost more than all the rest.)

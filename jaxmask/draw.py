@@ -43,9 +43,14 @@ def gumbel(seeds: UInt[Array, "B 2"], positions: Int[Array, " B"], token_ids: In
       positions: output position of each row.
       token_ids: columns to draw for.
     """
-    key = (seeds[:, :1], seeds[:, 1:])
-    counter = (positions[:, None].astype(jnp.uint32), token_ids.astype(jnp.uint32))
-    word, _ = threefry_2x32(key, counter)
+    return noise((seeds[:, :1], seeds[:, 1:]), positions[:, None], token_ids)
+
+
+def noise(
+    seed: tuple[UInt[Array, "*#C"], UInt[Array, "*#C"]], position: Int[Array, "*#C"], token_ids: Int[Array, "*#C"]
+) -> Float[Array, "*#C"]:
+    """`gumbel`, elementwise."""
+    word, _ = threefry_2x32(seed, (position.astype(jnp.uint32), token_ids.astype(jnp.uint32)))
     uniform = (word.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32)
     # float32 rounds words near 2^32 up to u = 1, where the noise would be -inf.
     uniform = jnp.minimum(uniform, jnp.float32(1 - 2.0**-24))

@@ -65,6 +65,7 @@ class Plan:
       num_logprobs: top tokens to report; None for neither these nor ranks.
       with_support_logprobs: report each kept id's log-probability.
       part: the columns of a row that this device holds.
+      implementation: what draws the rows that leading tokens decide: pallas_gpu, interpret or xla.
     """
 
     width: int
@@ -73,6 +74,7 @@ class Plan:
     num_logprobs: int | None
     with_support_logprobs: bool
     part: shards.Slice
+    implementation: str = "xla"
 
 
 def winner(
@@ -113,7 +115,7 @@ def rank(
     return part.total((is_counted & (keys >= key[:, None])).sum(axis=1, dtype=jnp.int32))
 
 
-def log_of(kept: Mass) -> Float[Array, " B"]:
+def log_of(kept: Mass) -> Float[Array, "*B"]:
     """Logarithm of the mass that log-probabilities are normalised by; 0 in rows that keep nothing."""
     value = kept.to_float()
     return jnp.log(jnp.where(value > 0, value, 1.0))

@@ -40,16 +40,28 @@ def temper(
       row_max: largest entry of each row.
       temperature: at least 0.01, or 0 for greedy rows.
     """
-    factor = inverse_temperature(temperature)[:, None]
+    row_max = jnp.where(jnp.isfinite(row_max), row_max, 0.0)
+    return tempered(logits, row_max[:, None], inverse_temperature(temperature)[:, None])
+
+
+def tempered(
+    logits: Float[Array, "*#C"], row_max: Float[Array, "*#C"], factor: Float[Array, "*#C"]
+) -> Float[Array, "*#C"]:
+    """(x - max) factor, elementwise; the row maximum is finite."""
     is_finite = jnp.isfinite(logits)
-    shifted = jnp.where(is_finite, logits, 0.0) - jnp.where(jnp.isfinite(row_max), row_max, 0.0)[:, None]
+    shifted = jnp.where(is_finite, logits, 0.0) - row_max
     # The clamp keeps a logit in its support when the difference of two huge logits overflows.
     return jnp.where(is_finite, jnp.maximum(shifted * factor, _LOWEST), -jnp.inf)
 
 
 def survives_min_p(z: Float[Array, "B C"], min_p: Float[Array, " B"]) -> Bool[Array, "B C"]:
     """Which columns have z >= ln(min_p), that is, probability at least min_p times the largest."""
-    return jnp.isfinite(z) & (z >= jnp.log(min_p)[:, None])
+    return reaches(z, jnp.log(min_p)[:, None])
+
+
+def reaches(z: Float[Array, "*#C"], least: Float[Array, "*#C"]) -> Bool[Array, "*#C"]:
+    """z >= least, elementwise, of entries that are tokens."""
+    return jnp.isfinite(z) & (z >= least)
 
 
 def min_p_length(z: Float[Array, "B C"], min_p: Float[Array, " B"]) -> Int[Array, " B"]:
@@ -73,10 +85,10 @@ def top_p_length(running: Mass, total: Mass, top_p: Float[Array, " B"]) -> tuple
     Source: Holtzman et al. 2020, "The curious case of neural text degeneration", section 3.1.
     """
     target = total.share(top_p)
-    reaches = running.reaches(target[:, None])
-    is_reached = reaches.any(axis=1)
-    length = jnp.argmax(reaches, axis=1).astype(jnp.int32) + 1
-    return jnp.where(is_reached, length, reaches.shape[1]), is_reached
+    is_enough = running.reaches(target[:, None])
+    is_reached = is_enough.any(axis=1)
+    length = jnp.argmax(is_enough, axis=1).astype(jnp.int32) + 1
+    return jnp.where(is_reached, length, is_enough.shape[1]), is_reached
 
 
 def is_prefix(z: Float[Array, "B C"], length: Int[Array, " B"]) -> Bool[Array, "B C"]:

@@ -23,7 +23,7 @@ from jaxmask.rollout import Finish, Rollout
 from jaxmask.sampling import needs_bits, sample, with_support_bound
 from jaxmask.support import Support
 
-_STATIC = ("max_new_tokens", "width", "group_size", "logprobs_mode", "pad_token_id", "sharding")
+_STATIC = ("max_new_tokens", "width", "group_size", "logprobs_mode", "pad_token_id", "sharding", "implementation")
 
 
 @runtime_checkable
@@ -65,6 +65,7 @@ def generate(
     logprobs_mode: str = "processed_logprobs",
     pad_token_id: int = 0,
     sharding: NamedSharding | PartitionSpec | None = None,
+    implementation: str = "auto",
 ) -> Rollout:
     """Samples completions with their supports; stops when every row has.
 
@@ -81,6 +82,7 @@ def generate(
       logprobs_mode: what `Rollout.logprobs` holds.
       pad_token_id: written past the end of each row.
       sharding: how the model's logits [B, V] are cut over a mesh (see `sample`).
+      implementation: of the sampler (see `sample`).
 
     Raises:
       ValueError: shapes do not fit, prompt and completion exceed the model's length or, seen outside of jit only, a
@@ -116,6 +118,7 @@ def generate(
         logprobs_mode=logprobs_mode,
         pad_token_id=pad_token_id,
         sharding=sharding,
+        implementation=implementation,
     )
 
 
@@ -148,9 +151,17 @@ def _generate(
     logprobs_mode: str,
     pad_token_id: int,
     sharding: NamedSharding | PartitionSpec | None,
+    implementation: str,
 ) -> Rollout:
     limits = jnp.minimum(batch.max_tokens, max_new_tokens)
-    draw = functools.partial(sample, batch=batch, width=width, logprobs_mode=logprobs_mode, sharding=sharding)
+    draw = functools.partial(
+        sample,
+        batch=batch,
+        width=width,
+        logprobs_mode=logprobs_mode,
+        sharding=sharding,
+        implementation=implementation,
+    )
 
     def is_running(state: _Decoding) -> Bool[Array, ""]:
         return (state.finish == Finish.RUNNING).any()

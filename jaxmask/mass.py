@@ -49,8 +49,11 @@ class Mass:
 
     def share(self, fraction: Float[Array, "*B"]) -> Mass:
         """The least mass that is at least `fraction` of this; the fraction, in (0, 1), is rounded to 24 bits."""
-        factor = jnp.clip(jnp.round(fraction * 2.0**24), 1, 2**24 - 1).astype(jnp.uint32)
-        digits = self._digits_times(factor)
+        return self.share_of_units(fraction_units(fraction))
+
+    def share_of_units(self, units: UInt[Array, "*B"]) -> Mass:
+        """The least mass that is at least this many 2^-24 of it (see `fraction_units`)."""
+        digits = self._digits_times(units)
         has_rest = (digits[0] | digits[1] | digits[2]) > 0
         one = Mass(jnp.zeros_like(self.high), has_rest.astype(jnp.uint32))
         return Mass(_word(digits[7:11]), _word(digits[3:7])) + one
@@ -77,6 +80,30 @@ class Mass:
         return digits + [(carry >> jnp.uint32(8 * byte)) & jnp.uint32(255) for byte in range(3)]
 
 
+def fraction_units(fraction: Float[Array, "*B"]) -> UInt[Array, "*B"]:
+    """A fraction in (0, 1) in units of 2^-24, rounded, at least one unit and less than all."""
+    return jnp.clip(jnp.round(fraction * 2.0**24), 1, 2**24 - 1).astype(jnp.uint32)
+
+
+def parts(z: Float[Array, "*C"]) -> tuple[Int[Array, "*C"], Int[Array, "*C"]]:
+    """The weight exp(z) of each token, z <= 0, as two integers of at most 2^18: units of 2^-18, and the rest in 2^-36.
+
+    Sums of up to `MAX_COLUMNS` of each make a mass (`from_sums`).
+    """
+    high, low = _parts(z)
+    return _as_integer(high, _HIGH_BITS), _as_integer(low, _LOW_BITS)
+
+
+def from_sums(high: Int[Array, "*B"], low: Int[Array, "*B"]) -> Mass:
+    """The mass of tokens whose `parts` add up to these sums."""
+    return _from_limbs(*_limbs(high), *_limbs(low))
+
+
+def from_blocks(high: Int[Array, "*B C"], low: Int[Array, "*B C"]) -> Mass:
+    """The mass of up to 1024 blocks of tokens, given the sums of `parts` of each block."""
+    return _from_limbs(*(part.sum(axis=-1, dtype=jnp.int32) for part in (*_limbs(high), *_limbs(low))))
+
+
 def total(z: Float[Array, "B C"], all_shards: Callable[[Int[Array, " B"]], Int[Array, " B"]] = lambda x: x) -> Mass:
     """The mass of each row; -inf weighs nothing.
 
@@ -93,9 +120,8 @@ def total(z: Float[Array, "B C"], all_shards: Callable[[Int[Array, " B"]], Int[A
 
 def running(z: Float[Array, "B C"]) -> Mass:
     """Of each column, the mass of its row up to it, itself included; at most `MAX_COLUMNS` columns."""
-    high, low = (part[:, : z.shape[1]] for part in _parts(_whole_blocks(z)))
-    high, low = _as_integer(high, _HIGH_BITS), _as_integer(low, _LOW_BITS)
-    return _from_limbs(*_limbs(jnp.cumsum(high, axis=1)), *_limbs(jnp.cumsum(low, axis=1)))
+    high, low = (part[:, : z.shape[1]] for part in parts(_whole_blocks(z)))
+    return from_sums(jnp.cumsum(high, axis=1), jnp.cumsum(low, axis=1))
 
 
 def _whole_blocks(z: Float[Array, "B C"]) -> Float[Array, "B D"]:

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmask import filters
+from jaxmask.kernels import dispatch
+from jaxmask.kernels.head import api as head_kernel
 from jaxmask.support import Support
 
 # Rows handled at once where a whole vocabulary is needed: bounds memory to this times V.
@@ -77,6 +79,7 @@ def support_log_probs(
     token_ids: Int[Array, "*B"],
     *,
     temperature: float | Float[Array, ...] = 1.0,
+    implementation: str = "auto",
 ) -> Float[Array, "*B"]:
     """Log-probability of each token under the softmax restricted to its support; never builds [*B, V].
 
@@ -88,6 +91,8 @@ def support_log_probs(
       support: recorded at sampling; its leading axes are those of `hidden`.
       token_ids: sampled ids.
       temperature: that of the rollout: one number, or an array of the leading shape; 0 (greedy) tempers nothing.
+      implementation: "pallas_gpu", "xla", "interpret" or "auto": the kernel on NVIDIA GPUs, plain XLA elsewhere (see
+        `kernels.dispatch`). Supports with packed bits have no kernel.
 
     Returns:
       In (-inf, 0]; -inf where the token lies outside its support. Differentiable in `hidden` and `head`; the gradient
@@ -95,10 +100,12 @@ def support_log_probs(
 
     Raises:
       ValueError: leading shapes or the vocabulary differ.
+      NotImplementedError: the kernel was asked for and cannot do this.
 
     Source: DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
     """
-    return support_scores(hidden, head, support, token_ids, temperature=temperature).logprobs
+    scores = support_scores(hidden, head, support, token_ids, temperature=temperature, implementation=implementation)
+    return scores.logprobs
 
 
 def support_scores(
@@ -108,6 +115,7 @@ def support_scores(
     token_ids: Int[Array, "*B"],
     *,
     temperature: float | Float[Array, ...] = 1.0,
+    implementation: str = "auto",
 ) -> Scores:
     """`support_log_probs` and, from the same kept logits, the entropy over each support.
 
@@ -117,6 +125,13 @@ def support_scores(
     _check_temperature(temperature, token_ids.shape)
     if head.shape[0] < support.vocab_size:
         raise ValueError(f"head has {head.shape[0]} rows, fewer than the support's {support.vocab_size} ids.")
+    has_bits = support.packed is not None
+    refusal = "supports have packed bits, and the kernel sees compact cells alone" if has_bits else None
+    refusal = refusal or head_kernel.refusal(hidden, head)
+    chosen = dispatch.choose("support_scores", implementation, hidden, refusal)
+    if chosen != "xla":
+        flat = head_kernel.support_head(hidden, head, support, token_ids, temperature, implementation=chosen)
+        return Scores(flat.logprobs.reshape(token_ids.shape), flat.entropy.reshape(token_ids.shape))
     # A row without a support is no sampled token: whatever its hidden state holds must not reach the head's gradient.
     hidden = jnp.where(support.counts[..., None] > 0, hidden, jnp.zeros((), hidden.dtype))
     if support.packed is not None:

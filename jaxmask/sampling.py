@@ -19,11 +19,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxmask import by_columns, by_rows, edits, filters, logprobs, mass, placement
+from jaxmask import by_rows, edits, filters, logprobs, mass, placement
 from jaxmask.batch import SamplingBatch
 from jaxmask.checks import check_num_logprobs
 from jaxmask.drawn import Plan, Sample
 from jaxmask.history import History
+from jaxmask.kernels import dispatch
+from jaxmask.kernels.filter import api as filter_kernel
 from jaxmask.params import check_count, check_integer, check_logprobs_mode
 from jaxmask.placement import Placement
 from jaxmask.shards import Slice
@@ -41,6 +43,7 @@ def sample(
     num_logprobs: int | None = None,
     return_support_logprobs: bool = False,
     sharding: NamedSharding | PartitionSpec | None = None,
+    implementation: str = "auto",
 ) -> Sample:
     """Draws one token per row from its truncated distribution, and returns that distribution's support.
 
@@ -63,10 +66,13 @@ def sample(
         device's own piece, name the axis of the vocabulary: `PartitionSpec(None, "tensor")`; the other arguments are
         those of the device's rows, and the `shard_map` must be made with `check_vma=False`. Rows and columns need not
         divide evenly.
+      implementation: "pallas_gpu", "xla", "interpret" or "auto": the kernels on NVIDIA GPUs, plain XLA elsewhere (see
+        `kernels.dispatch`). Rows whose leading tokens do not decide them take the plain path in either.
 
     Raises:
       ValueError: shapes do not fit, an unknown mode, a number out of its range, a history that is needed and missing,
         or a sharding that the mesh does not have.
+      NotImplementedError: the kernels were asked for and cannot do this.
 
     Source: DeepSeek-V3.2, arXiv 2512.02556, section 3.1; the order of the filters is vLLM's.
     """
@@ -83,6 +89,9 @@ def sample(
     steps = jnp.broadcast_to(jnp.asarray(step, jnp.int32), (batch.num_rows,))
     batch = with_support_bound(batch, width)
     plan = Plan(width, needs_bits(batch, width), logprobs_mode, num_logprobs, return_support_logprobs, part)
+    is_cut = placed is not None and placed.num_slices > 1
+    refusal = filter_kernel.refusal(logits, plan, is_cut)
+    plan = dataclasses.replace(plan, implementation=dispatch.choose("sample", implementation, logits, refusal))
     history = history if batch.needs_history else None
     if placed is None or is_piece:
         return _sample(logits, batch, steps, history, plan)
@@ -155,7 +164,7 @@ def _sample(
     history: History | None,
     plan: Plan,
 ) -> Sample:
-    part = plan.part
+    part, padded = plan.part, logits
     if part.is_whole:
         part = Slice(batch.vocab_size)
         logits = logits[:, : batch.vocab_size]
@@ -166,7 +175,8 @@ def _sample(
     # Without edits the logits are read where they lie: a cleaned copy of [B, V] would cost more than the sampling.
     is_edited = jax.tree.leaves(terms) != []
     edited = edits.apply_edits(filters.drawable(logits), terms, batch) if is_edited else logits
-    drawn, is_decided = by_columns.draw(edited, batch, steps, plan)
+    # A kernel reads its operand where it lies; cutting off the columns of a padded head would copy it.
+    drawn, is_decided = filter_kernel.draw(edited if is_edited else padded, batch, steps, plan)
     drawn = by_rows.redraw(drawn, ~is_decided, edited, batch, steps, plan)
     drawn = logprobs.reported(drawn, logits, edited, batch, plan)
     return _without_invalid(_without_opted_out(drawn, batch))

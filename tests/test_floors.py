@@ -12,16 +12,18 @@ FOLDERS = ("jaxmask", "models", "train", "serve")
 
 # jaxmask from the ground up: a module imports only modules of lower floors.
 ORDER = (
-    ("jaxmask.bits", "jaxmask.draw", "jaxmask.mass", "jaxmask.params", "jaxmask.shards"),
+    ("jaxmask.bits", "jaxmask.draw", "jaxmask.mass", "jaxmask.params", "jaxmask.shards", "jaxmask.kernels.dispatch"),
     ("jaxmask.checks", "jaxmask.filters", "jaxmask.placement", "jaxmask.ragged", "jaxmask.settings"),
-    ("jaxmask.batch", "jaxmask.candidates", "jaxmask.support"),
+    ("jaxmask.kernels.triton", "jaxmask.batch", "jaxmask.candidates", "jaxmask.support"),
     (
         "jaxmask.bisection",
         "jaxmask.drawn",
         "jaxmask.history",
-        "jaxmask.policy",
         "jaxmask.rollout",
+        "jaxmask.kernels.compact.pallas_gpu",
         "jaxmask.kernels.compact.reference",
+        "jaxmask.kernels.filter.records",
+        "jaxmask.kernels.head.reference",
     ),
     (
         "jaxmask.by_columns",
@@ -30,7 +32,11 @@ ORDER = (
         "jaxmask.logprobs",
         "jaxmask.wire",
         "jaxmask.kernels.compact.api",
+        "jaxmask.kernels.filter.pallas_gpu",
+        "jaxmask.kernels.head.pallas_gpu",
     ),
+    ("jaxmask.kernels.filter.reference", "jaxmask.kernels.head.api"),
+    ("jaxmask.kernels.filter.api", "jaxmask.policy"),
     ("jaxmask.prompt", "jaxmask.sampling"),
     ("jaxmask.generate",),
 )

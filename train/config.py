@@ -7,6 +7,7 @@ import json
 from typing import Any, Literal
 
 from jaxmask import SamplingParams, check_sampling_mask
+from jaxmask.kernels.dispatch import check_implementation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,7 @@ class GRPOConfig:
       max_grad_norm: gradients are scaled down to this global norm.
       num_updates: passes over each rollout batch (mu in the paper).
       num_micro_batches: the rows are cut into this many parts, whose gradients add up; exact for every cut.
+      implementation: of sampler and learner: "pallas_gpu", "xla", "interpret" or "auto" (the kernels on NVIDIA GPUs).
     """
 
     num_prompts: int = 32
@@ -47,6 +49,7 @@ class GRPOConfig:
     max_grad_norm: float = 1.0
     num_updates: int = 1
     num_micro_batches: int = 1
+    implementation: Literal["auto", "pallas_gpu", "xla", "interpret"] = "auto"
 
     def __post_init__(self) -> None:
         """Checks every field."""
@@ -56,6 +59,7 @@ class GRPOConfig:
         _require(0 < self.clip_epsilon < 1, "clip_epsilon", self.clip_epsilon, "in (0, 1)")
         _require(0 < self.learning_rate < 1, "learning_rate", self.learning_rate, "in (0, 1)")
         _require(self.schedule in SCHEDULES, "schedule", repr(self.schedule), f"one of {', '.join(SCHEDULES)}")
+        check_implementation(self.implementation)
         _require(self.warmup_iterations >= 0, "warmup_iterations", self.warmup_iterations, "at least 0")
         _require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "> 0")
         if self.num_rows % self.num_micro_batches:

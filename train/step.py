@@ -66,6 +66,7 @@ def collect(
         max_new_tokens=config.max_new_tokens,
         width=min(config.top_k, vocab_size),
         group_size=config.group_size,
+        implementation=config.implementation,
     )
 
 
@@ -167,7 +168,14 @@ def _score(model: Decoder, rows: LearnerRows, config: GRPOConfig) -> Scores:
     hidden = jnp.where(rows.loss_mask[:, :, None], hidden, jnp.zeros((), hidden.dtype))
     temperature = jnp.broadcast_to(rows.temperature[:, None], rows.sampled_ids.shape)
     if config.sampling_mask:
-        return support_scores(hidden, model.head, rows.support, rows.sampled_ids, temperature=temperature)
+        return support_scores(
+            hidden,
+            model.head,
+            rows.support,
+            rows.sampled_ids,
+            temperature=temperature,
+            implementation=config.implementation,
+        )
     head = model.head[: rows.support.vocab_size]
     return full_scores(hidden, head, rows.sampled_ids, temperature=temperature)
 

@@ -1,0 +1,203 @@
+"""The filter kernels, run step by step on the CPU, against the plain path and the float64 oracle."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+import rows
+import tolerances
+
+from jaxmask import SamplingBatch, SamplingParams, sample
+from jaxmask.drawn import Plan
+from jaxmask.kernels import dispatch
+from jaxmask.kernels.filter import api
+from jaxmask.shards import Slice
+
+INF = np.inf
+SLOW = pytest.mark.slow
+
+
+def both(logits, batch, **options):
+    """What the plain path and the kernels draw."""
+    return [
+        sample(jnp.asarray(logits), batch, implementation=implementation, **options)
+        for implementation in ("xla", "interpret")
+    ]
+
+
+def assert_alike(plain, kernel):
+    """Bit for bit but for log-probabilities."""
+    for (path, expected), found in zip(
+        jax.tree_util.tree_leaves_with_path(plain), jax.tree.leaves(kernel), strict=True
+    ):
+        expected, found = np.asarray(expected), np.asarray(found)
+        if np.issubdtype(expected.dtype, np.floating):
+            np.testing.assert_allclose(found, expected, atol=tolerances.LOGPROB, err_msg=str(path))
+        else:
+            np.testing.assert_array_equal(found, expected, err_msg=str(path))
+
+
+def decided_by_kernel(logits, batch, width):
+    """Which rows the kernels decide without a look at the whole row."""
+    plan = Plan(width, False, "processed_logprobs", None, False, Slice(batch.vocab_size), "interpret")
+    steps = jnp.zeros(batch.num_rows, jnp.int32)
+    return np.asarray(api.draw(jnp.asarray(logits), batch, steps, plan)[1])
+
+
+def every_kind(vocab_size, count, seed):
+    """Rows of every kind, each under settings of its own out of the grid of all filters."""
+    rng = np.random.default_rng([vocab_size, seed])
+    params = [
+        dataclasses.replace(request, temperature=request.temperature or 1.0) for request in rows.filter_grid(vocab_size)
+    ]
+    picked = [params[index] for index in rng.choice(len(params), count)]
+    return rows.adversarial(rng, count, vocab_size), picked
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=SLOW)])
+@pytest.mark.parametrize(
+    ("vocab_size", "width"),
+    [
+        (1, 1),
+        (7, 3),
+        *(pytest.param(*case, marks=SLOW) for case in ((8, 8), (9, 20), (4095, 20), (4096, 1), (4097, 64))),
+        (5003, 17),
+    ],
+)
+def test_the_kernels_draw_what_the_plain_path_draws(vocab_size, width, dtype):
+    logits, params = every_kind(vocab_size, 360, 0)
+    logits = jnp.asarray(logits).astype(dtype)
+    batch = SamplingBatch.from_params(params, vocab_size=vocab_size)
+    options = {"step": 3, "width": width, "num_logprobs": min(5, vocab_size), "return_support_logprobs": True}
+    plain, kernel = both(logits, batch, **options)
+    assert_alike(plain, kernel)
+    truth = oracle.truth(np.asarray(logits.astype(jnp.float32)), params)
+    counts = np.asarray(kernel.support.counts)
+    assert ((truth.low <= counts) & (counts <= truth.high)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_real_vocabulary(dtype):
+    logits, params = every_kind(151_936, 36, 1)
+    logits = jnp.asarray(logits).astype(dtype)
+    batch = SamplingBatch.from_params(params, vocab_size=151_936)
+    assert_alike(*both(logits, batch, step=0, width=50, num_logprobs=2, return_support_logprobs=True))
+
+
+def test_the_kernels_decide_what_they_are_made_for():
+    """Random rows of a language model's kind fall back never: the tests above do not pass by falling back."""
+    rng = np.random.default_rng(0)
+    V, width = 5003, 50
+    logits = (rng.normal(size=(40, V)) * 6).astype(np.float32)
+    settings = [
+        {"top_k": 50},
+        {"top_k": 50, "top_p": 0.95},
+        {"top_p": 0.9},
+        {"min_p": 0.1},
+        {"temperature": 0.0, "return_sampling_mask": False},
+    ]
+    params = [SamplingParams(**settings[row % 5], seed=row) for row in range(40)]
+    batch = SamplingBatch.from_params(params, vocab_size=V)
+    assert decided_by_kernel(logits, batch, width).all()
+    assert_alike(*both(logits, batch, step=1, width=width))
+
+
+def test_rows_that_overflow_fall_back_alone():
+    V, width = 5003, 16
+    logits = np.tile(np.linspace(10, -10, V, dtype=np.float32), (5, 1))
+    logits[1] = 0  # every token ties at the bound
+    logits[3] = logits[3] * 0.01  # a nucleus of half the vocabulary
+    params = [SamplingParams(top_k=16, seed=1)] * 3 + [SamplingParams(top_p=0.5, seed=1)] * 2
+    batch = SamplingBatch.from_params(params, vocab_size=V)
+    assert decided_by_kernel(logits, batch, width).tolist() == [True, False, True, False, False]
+    plain, kernel = both(logits, batch, step=0, width=width)
+    assert_alike(plain, kernel)
+    assert kernel.support.counts[1] == 16
+    assert kernel.support.token_ids[1].tolist() == list(range(16))
+
+
+@pytest.mark.parametrize("width", [8, 9])
+def test_ties_across_the_border_of_a_block(width):
+    """Ids 4090 to 4101 tie at the top-k bound: the lower ids win, on either side of the border at 4096."""
+    logits = np.full((2, 5003), -INF, np.float32)
+    logits[:, 4090:4102] = 1
+    logits[:, 5000] = 2
+    logits[1, :4090] = -3e38
+    batch = SamplingBatch.from_params(SamplingParams(n=2, top_k=width, seed=0), vocab_size=5003)
+    plain, kernel = both(logits, batch, step=0, width=width)
+    assert_alike(plain, kernel)
+    assert kernel.support.to_lists() == [[*range(4090, 4089 + width), 5000]] * 2
+
+
+@pytest.mark.parametrize("k", [31, 32, 33])
+def test_supports_around_the_width(k):
+    """One id fewer than the cells, as many, and one more."""
+    logits = np.random.default_rng(k).normal(size=(4, 5003)).astype(np.float32)
+    batch = SamplingBatch.from_params(SamplingParams(n=4, top_k=k, seed=5), vocab_size=5003)
+    plain, kernel = both(logits, batch, step=0, width=32)
+    assert_alike(plain, kernel)
+    assert kernel.support.counts.tolist() == [k] * 4
+    assert (kernel.support.packed is None) == (k <= 32)
+
+
+def test_a_padded_head_is_not_copied_and_not_drawn():
+    logits = np.random.default_rng(0).normal(size=(3, 128)).astype(np.float32)
+    logits[:, 100:] = 1e4
+    batch = SamplingBatch.from_params(SamplingParams(n=3, top_k=5, seed=0), vocab_size=100)
+    assert_alike(*both(logits, batch, step=0, width=5))
+
+    def programs(jaxpr, reads):
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "pallas_call":
+                reads.update(variable.aval.shape for variable in equation.invars)
+            for value in jax.tree.leaves(
+                equation.params, is_leaf=lambda leaf: hasattr(leaf, "eqns") or hasattr(leaf, "jaxpr")
+            ):
+                inner = getattr(value, "jaxpr", value)
+                if hasattr(inner, "eqns"):
+                    programs(inner, reads)
+        return reads
+
+    jaxpr = jax.make_jaxpr(lambda x: sample(x, batch, step=0, width=5, implementation="pallas_gpu").token_ids)(logits)
+    reads = programs(jaxpr.jaxpr, set())
+    assert (3, 128) in reads
+    assert (3, 100) not in reads
+
+
+def test_edits_come_before_the_kernels():
+    logits = np.random.default_rng(0).normal(size=(2, 300)).astype(np.float32)
+    params = [
+        SamplingParams(top_k=4, seed=0, logit_bias={7: 50.0, 9: -50.0}, allowed_token_ids=[3, 7, 9, 200, 299]),
+        SamplingParams(top_k=4, seed=1, min_tokens=2, stop_token_ids=[5]),
+    ]
+    batch = SamplingBatch.from_params(params, vocab_size=300)
+    plain, kernel = both(logits, batch, step=0, width=4)
+    assert_alike(plain, kernel)
+    assert kernel.support.to_lists()[0] == sorted({3, 7, 200, 299})
+
+
+def test_rows_over_devices():
+    """Each device runs the kernels on its rows; a vocabulary that is cut takes the plain path."""
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"))
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(4, 512)).astype(np.float32) * 4)
+    batch = SamplingBatch.from_params(SamplingParams(n=4, top_k=8, top_p=0.9, seed=0), vocab_size=512)
+    alone = sample(logits, batch, step=0, width=8)
+    by_rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    over = sample(logits, batch, step=0, width=8, sharding=by_rows, implementation="interpret")
+    assert_alike(alone, over)
+    by_both = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data", "tensor"))
+    with pytest.raises(NotImplementedError, match=r"sample: .* the vocabulary is cut over devices"):
+        sample(logits, batch, step=0, width=8, sharding=by_both, implementation="interpret")
+
+
+def test_what_the_kernels_refuse():
+    batch = SamplingBatch.from_params(SamplingParams(seed=0), vocab_size=9000)
+    with pytest.raises(NotImplementedError, match="width or num_logprobs is 2049, and the kernels hold 2048"):
+        sample(jnp.zeros((1, 9000)), batch, step=0, width=2049, implementation="pallas_gpu")
+    names = ", ".join(dispatch.IMPLEMENTATIONS)
+    with pytest.raises(ValueError, match=f"implementation must be one of {names}, got 'cuda'"):
+        sample(jnp.zeros((1, 9000)), batch, step=0, width=8, implementation="cuda")
