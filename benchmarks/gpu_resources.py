@@ -3,78 +3,21 @@
 python benchmarks/gpu_resources.py [--json] [--quick] [--only compact]
 
 Prints registers, spills, shared memory and loads of each kernel on an H200, then the bytes each operation moves against
-the fewest possible, and the time these bytes take. `described_gpu.py` says what it needs.
+the fewest possible, and the time these bytes take; then what whole programs consist of. `gpu_cases.py` has the cases,
+`described_gpu.py` says what it needs.
 """
 
 import argparse
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import described_gpu
 import jax
-import jax.numpy as jnp
 from described_gpu import Kernel, Program
-
-from jaxmask.kernels.compact import pallas_gpu as compact
+from gpu_cases import Case, all_cases
 
 # What large copies reach on an H200, of 4.8 TB/s on paper.
 BYTES_PER_SECOND = 4.3e12
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """An operation with kernels, at one shape.
-
-    Attributes:
-      name: of the operation and its shape.
-      function: the operation, on arrays.
-      arguments: what it takes.
-      streams: the operands that a kernel must read 16 bytes at a time, by its name.
-      needed: bytes that any implementation moves, by what they are: inputs read once and outputs written once.
-      further: bytes that this design moves beyond these.
-      is_quick: compiled with --quick too.
-    """
-
-    name: str
-    function: Callable[..., Any]
-    arguments: tuple[jax.ShapeDtypeStruct, ...]
-    streams: Mapping[str, tuple[int, ...]]
-    needed: Mapping[str, int]
-    further: Mapping[str, int]
-    is_quick: bool = True
-
-    @property
-    def fewest_bytes(self) -> int:
-        """What any implementation moves."""
-        return sum(self.needed.values())
-
-    @property
-    def design_bytes(self) -> int:
-        """What this one moves."""
-        return self.fewest_bytes + sum(self.further.values())
-
-
-def compact_case(dtype: Any, R: int = 256, V: int = 151_936, W: int = 1024) -> Case:
-    """Compaction with packed bits; the bits are written by one kernel and read by the next."""
-    words, sizes = 4 * R * -(-V // 32), 4 * R * compact.num_chunks(V)
-    return Case(
-        name=f"compact, [{R}, {V:,}] {jnp.dtype(dtype).name}, W = {W}",
-        function=lambda logits: compact.compact_support(logits, W, has_bits=True),
-        arguments=(jax.ShapeDtypeStruct((R, V), dtype),),
-        streams={"compact_pack": (0,)},
-        needed={
-            "logits": R * V * jnp.dtype(dtype).itemsize,
-            "ids": 4 * R * W,
-            "counts": 4 * R,
-            "packed bits": R * -(-V // 8),
-        },
-        further={"bits read back": words, "sizes of chunks, written and read": 2 * sizes},
-    )
-
-
-CASES = (compact_case(jnp.float32), compact_case(jnp.bfloat16))
 
 
 def main() -> int:
@@ -84,7 +27,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="leave out cases that say little new")
     parser.add_argument("--only", default="", help="cases whose name starts like this")
     options = parser.parse_args()
-    cases = [case for case in CASES if case.name.startswith(options.only) and (case.is_quick or not options.quick)]
+    cases = [
+        case for case in all_cases() if case.name.startswith(options.only) and (case.is_quick or not options.quick)
+    ]
     compiled = [(case, described_gpu.compile_for_gpu(case.function, *case.arguments)) for case in cases]
     print(as_json(compiled) if options.json else as_markdown(compiled))
     return 0
@@ -106,47 +51,66 @@ def as_json(compiled: list[tuple[Case, Program]]) -> str:
 
 
 def as_markdown(compiled: list[tuple[Case, Program]]) -> str:
-    """Two tables, kernels and traffic, and what the traffic consists of."""
-    kernels = [
-        "| kernel | of | threads | registers | spills | shared memory | loads of 16 bytes / narrower |",
-        "|---|---|---|---|---|---|---|",
+    """Tables of kernels and traffic, what the traffic consists of, and a table of whole programs."""
+    operations = [(case, program) for case, program in compiled if case.needed]
+    programs = [(case, program) for case, program in compiled if not case.needed]
+    tables = [
+        _table(
+            "kernel, of, threads, registers, spills, shared memory, loads of 16 bytes / narrower",
+            _different([_kernel_row(case, kernel) for case, program in operations for kernel in program.kernels]),
+        ),
+        _table(
+            "operation, other kernels, fewest bytes, by design, ratio, time at 4.3 TB/s",
+            [_traffic_row(case, program) for case, program in operations],
+        ),
+        "\n".join(_parts(case) for case, _ in operations),
+        _table(
+            "program, kernels, other kernels, host transfers, decisions of the host",
+            [_program_row(case, program) for case, program in programs],
+        ),
     ]
-    traffic = [
-        "| operation | other kernels | fewest bytes | by design | ratio | time at 4.3 TB/s |",
-        "|---|---|---|---|---|---|",
-    ]
-    parts = []
-    for case, program in compiled:
-        kernels += [_kernel_row(case, kernel) for kernel in program.kernels]
-        microseconds = 1e6 * case.design_bytes / BYTES_PER_SECOND
-        traffic.append(
-            f"| {case.name} | {program.num_other_kernels} | {_mega(case.fewest_bytes)} | {_mega(case.design_bytes)} | "
-            f"{case.design_bytes / case.fewest_bytes:.3f} | {microseconds:.1f} us |"
-        )
-        needed, further = (
-            ", ".join(f"{what} {_mega(size)}" for what, size in sizes.items()) for sizes in (case.needed, case.further)
-        )
-        parts.append(f"- {case.name}: {needed}" + (f"; beyond these {further}." if further else "."))
-    return "\n".join([*kernels, "", *traffic, "", *parts])
+    return "\n\n".join(tables)
 
 
-def _kernel_row(case: Case, kernel: Kernel) -> str:
+def _table(heads: str, rows: list[tuple[object, ...]]) -> str:
+    lines = [heads.split(", "), ["---"] * len(heads.split(", ")), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def _different(rows: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
+    """Rows that differ from all before in more than the operation: most kernels do not depend on it."""
+    first = {(row[0], *row[2:]): row for row in reversed(rows)}
+    return [row for row in rows if first[row[0], *row[2:]] is row]
+
+
+def _traffic_row(case: Case, program: Program) -> tuple[object, ...]:
+    ratio, microseconds = case.design_bytes / case.fewest_bytes, 1e6 * case.design_bytes / BYTES_PER_SECOND
+    sizes = (_mega(case.fewest_bytes), _mega(case.design_bytes))
+    return case.name, program.num_other_kernels, *sizes, f"{ratio:.3f}", f"{microseconds:.1f} us"
+
+
+def _parts(case: Case) -> str:
+    needed, further = (
+        ", ".join(f"{what} {_mega(size)}" for what, size in sizes.items()) for sizes in (case.needed, case.further)
+    )
+    return f"- {case.name}: {needed}" + (f"; beyond these {further}." if further else ".")
+
+
+def _program_row(case: Case, program: Program) -> tuple[object, ...]:
+    names = ", ".join(kernel.name for kernel in program.kernels)
+    return case.name, names, program.num_other_kernels, len(program.host_transfers), program.num_host_decisions
+
+
+def _kernel_row(case: Case, kernel: Kernel) -> tuple[object, ...]:
     streams = case.streams.get(described_gpu.base_name(kernel.name), ())
     loads = f"{kernel.count_loads(streams, True)} / {kernel.count_loads(streams, False)}" if streams else "-"
-    spills = kernel.spill_stores + kernel.spill_loads
-    cells = (
-        kernel.name,
-        case.name,
-        kernel.threads,
-        kernel.registers,
-        f"{spills} B",
-        f"{kernel.shared_memory} B",
-        loads,
-    )
-    return f"| {' | '.join(map(str, cells))} |"
+    spills, memory = kernel.spill_stores + kernel.spill_loads, kernel.shared_memory
+    return kernel.name, case.name, kernel.threads, kernel.registers, f"{spills} B", f"{memory} B", loads
 
 
 def _mega(size: int) -> str:
+    if size >= 1e9:
+        return f"{size / 1e9:.2f} GB"
     return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
 
 

@@ -11,8 +11,13 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.described_gpu import lower_for_gpu, triton_calls
+from jaxmask import SamplingBatch, SamplingParams
+from jaxmask.drawn import Plan
 from jaxmask.kernels import triton
 from jaxmask.kernels.compact import pallas_gpu as compact
+from jaxmask.kernels.filter import api as filter_api
+from jaxmask.kernels.head import api as head_api
+from jaxmask.shards import Slice
 
 # One id, fewer than a load of 16 bytes, a chunk less or more an id, rows without alignment, and a real vocabulary.
 VOCAB_SIZES = (1, 7, 8, 9, 4095, 4097, 5003, 151_936)
@@ -24,8 +29,38 @@ def compact_support(dtype, V):
     return lambda logits: compact.compact_support(logits, 64, has_bits=True), jax.ShapeDtypeStruct((3, V), dtype)
 
 
+def draw(dtype, V):
+    """Greedy, top-k and pure top-p rows; bits and ranks, so that every output is used."""
+    params = [
+        SamplingParams(temperature=0.0, seed=0),
+        SamplingParams(top_k=5, seed=1),
+        SamplingParams(top_p=0.5, seed=2),
+    ]
+    batch = SamplingBatch.from_params(params, vocab_size=V)
+    plan = Plan(min(V, 20), V > 20, "processed_logprobs", min(V, 3), True, Slice(V), "pallas_gpu")
+    steps = jnp.zeros(3, jnp.int32)
+    return lambda logits: filter_api.draw(logits, batch, steps, plan), jax.ShapeDtypeStruct((3, V), dtype)
+
+
+def head_gradients(dtype, V):
+    """One row of the head per token; V is as awkward a width as any."""
+    width = min(V, 5003)
+    cells = jnp.zeros(30, jnp.int32)
+    rows = (jnp.array([0, 10, 11], jnp.int32), jnp.array([10, 1, 19], jnp.int32), jnp.zeros(3, jnp.int32), jnp.ones(3))
+
+    def loss(hidden, head):
+        scores = head_api.gathered_head(hidden, head, cells, *rows, implementation="pallas_gpu")
+        return scores.logprobs.sum() + scores.entropy.sum() + scores.kept_logits.sum()
+
+    return jax.grad(loss, argnums=(0, 1)), *(jax.ShapeDtypeStruct((size, width), dtype) for size in (3, 40))
+
+
 # A function and its arguments, of a dtype and a vocabulary, and the kernels it calls.
-CASES = {"compact": (compact_support, ["compact_pack", "compact_expand"])}
+CASES = {
+    "compact": (compact_support, ["compact_pack", "compact_expand"]),
+    "filter": (draw, ["filter_maxima", "filter_bound", "filter_candidates", "compact_expand", "filter_decide"]),
+    "head": (head_gradients, ["head_scores", "head_d_hidden", "head_d_head"]),
+}
 
 
 def lowered(function, *arguments):

@@ -524,3 +524,35 @@ def test_a_sequence_cut_over_devices(form, num_devices, unchecked):
     message = r"leading shapes must agree, got \(3, 4\) for the policy, \(3, 8\) for the support and \(3, 4\)"
     with pytest.raises(ValueError, match=message):
         support_log_probs(hidden[:, :4], head, support, tokens[:, :4])
+
+
+def test_the_kernel_scores_as_the_plain_path():
+    """Over two leading axes, a padded head, a temperature each, an empty support, and a token outside of its own."""
+    hidden, head, lists, token_ids, temperatures = case()
+    lists = [[], *lists[1:]]
+    support = Support.from_lists(lists, V).reshape(4, 6)
+    token_ids = jnp.asarray(token_ids).reshape(4, 6).at[1, 1].set(next(iter(set(range(V)) - set(lists[7]))))
+    hidden, temperatures = f32(hidden).reshape(4, 6, D).at[0, 0].set(jnp.nan), f32(temperatures).reshape(4, 6)
+    head = jnp.concatenate([f32(head), jnp.full((3, D), jnp.nan)])
+
+    def scores(implementation, hidden, head):
+        return support_scores(hidden, head, support, token_ids, temperature=temperatures, implementation=implementation)
+
+    def loss(implementation, hidden, head):
+        found = scores(implementation, hidden, head)
+        return jnp.where(jnp.isfinite(found.logprobs), found.logprobs, 0.0).sum() + 0.3 * found.entropy.sum()
+
+    plain, kernel = (scores(implementation, hidden, head) for implementation in ("xla", "interpret"))
+    np.testing.assert_allclose(kernel.logprobs, plain.logprobs, atol=tolerances.LOGPROB)
+    np.testing.assert_allclose(kernel.entropy, plain.entropy, atol=tolerances.LOGPROB)
+    assert kernel.logprobs[1, 1] == kernel.logprobs[0, 0] == -jnp.inf
+    plain, kernel = (jax.grad(loss, argnums=(1, 2))(name, hidden, head) for name in ("xla", "interpret"))
+    for expected, found in zip(plain, kernel, strict=True):
+        assert_gradient(found, np.asarray(expected))
+
+
+def test_supports_with_bits_have_no_kernel():
+    hidden, head, lists, token_ids, _ = case()
+    support = make_support(lists, "packed")
+    with pytest.raises(NotImplementedError, match=r"support_scores: .* supports have packed bits"):
+        support_log_probs(f32(hidden), f32(head), support, jnp.asarray(token_ids), implementation="interpret")

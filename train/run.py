@@ -43,7 +43,7 @@ def start(config: RunConfig, folder: Path | None, console: Console) -> Path:
     """
     if folder is not None and folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty; a run never writes over another. Give a new --out, or --resume it.")
-    loop, task, state = _build(config)
+    loop, task, state = build(config)
     # Only now, so that a run that cannot be made leaves nothing behind.
     folder = new_folder(RUNS, config.preset) if folder is None else folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def resume(folder: Path, iterations: int | None, console: Console) -> None:
     step = checkpoint.latest_step(folder / "checkpoints")
     if step >= config.iterations:
         raise ValueError(f"{folder} has done {step} of {config.iterations} iterations; give a larger --iterations.")
-    loop, task, state = _build(config)
+    loop, task, state = build(config)
     state = checkpoint.restore(folder / "checkpoints", step, state)
     if iterations is not None:
         checkpoint.write_whole(config_path, config.to_json())
@@ -115,7 +115,12 @@ def new_folder(root: Path, name: str) -> Path:
             return folder
 
 
-def _build(config: RunConfig) -> tuple[Loop, DeviceTask | HostTask, TrainState]:
+def build(config: RunConfig) -> tuple[Loop, DeviceTask | HostTask, TrainState]:
+    """What a run starts with: its loop, its task, and the state before the first iteration.
+
+    Raises:
+      ValueError: the model has no tokenizer and the task needs one, or completions do not fit the model.
+    """
     optimizer = make_optimizer(config.grpo, config.iterations)
     if config.task == "sort":
         sorting = SortDigits()

@@ -20,7 +20,7 @@ def console():
 
 
 def saved_arrays(folder, step):
-    _, _, like = run._build(CONFIG)
+    _, _, like = run.build(CONFIG)
     state = checkpoint.restore(folder / "checkpoints", step, like)
     return [np.asarray(jax.random.key_data(leaf) if leaf is state.key else leaf) for leaf in jax.tree.leaves(state)]
 

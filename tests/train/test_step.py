@@ -245,3 +245,22 @@ def test_master_weights_are_float32_and_take_small_steps(state):
     for leaf in jax.tree.leaves(moved.model):
         assert leaf.dtype == jnp.float32
         np.testing.assert_allclose(1 - leaf, 20e-6, rtol=0.2)
+
+
+@pytest.mark.slow
+def test_an_iteration_with_the_kernels_is_the_plain_one(state):
+    """The same tokens and supports, and weights as close as rounding leaves them."""
+    config = dataclasses.replace(CONFIG, implementation="interpret")
+    plain, kernel = rollout_of(state), rollout_of(state, config)
+    np.testing.assert_array_equal(kernel.token_ids, plain.token_ids)
+    np.testing.assert_array_equal(kernel.support.token_ids, plain.support.token_ids)
+    rewards = TASK.score(plain)
+    # The state is donated.
+    again = jax.tree.map(jnp.copy, state)
+    moved, metrics = grpo_step(state, plain, rewards, config=CONFIG, optimizer=OPTIMIZER)
+    moved_by_kernel, kernel_metrics = grpo_step(again, kernel, rewards, config=config, optimizer=OPTIMIZER)
+    assert abs(float(kernel_metrics.loss) - float(metrics.loss)) < 1e-6
+    assert float(metrics.grad_norm) == pytest.approx(float(kernel_metrics.grad_norm), rel=1e-4)
+    for expected, found in zip(jax.tree.leaves(moved.model), jax.tree.leaves(moved_by_kernel.model), strict=True):
+        # Adam divides by the gradient's size, so a step is at most the learning rate: a tenth of it is rounding.
+        np.testing.assert_allclose(found, expected, atol=CONFIG.learning_rate / 10)

@@ -14,6 +14,7 @@ from jaxmask.support import Support
 
 # Twice as many candidates, and no more, are summed up exactly.
 _MAX_WIDTH = mass.MAX_COLUMNS // 2
+_LEAST_UNBOUNDED = 1024
 
 
 def draw(
@@ -34,7 +35,7 @@ def draw(
     from jaxmask.kernels.filter import pallas_gpu
 
     num_top = plan.num_logprobs or 0
-    num_candidates = _num_candidates(plan.width, num_top)
+    num_candidates = _num_candidates(plan.width, num_top, plan.has_bits)
     keeps_all = plan.has_bits or num_top > 0
     decided = pallas_gpu.filter_and_draw(
         edited,
@@ -64,9 +65,12 @@ def refusal(logits: Float[Array, "B C"], plan: Plan, is_cut: bool) -> str | None
     return dispatch.cannot_read(logits)
 
 
-def _num_candidates(width: int, num_top: int) -> int:
+def _num_candidates(width: int, num_top: int, has_bits: bool) -> int:
     """A power of two, as kernels need it, and some more than `candidates.num_columns`."""
-    return min(1 << (2 * max(width, num_top) + 31).bit_length(), mass.MAX_COLUMNS)
+    least = 2 * max(width, num_top) + 32
+    # Supports of any size may come: what decides more of these rows here costs less than a second look at them.
+    least = max(least, _LEAST_UNBOUNDED) if has_bits else least
+    return min(1 << (least - 1).bit_length(), mass.MAX_COLUMNS)
 
 
 def _sample(decided: Decided, edited: Float[Array, "B C"], batch: SamplingBatch, plan: Plan) -> Sample:
