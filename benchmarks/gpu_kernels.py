@@ -70,13 +70,16 @@ class Report:
 
     def add(self, section: str, record: Any) -> None:
         self.found.setdefault(section, []).append(record)
+        self._write()
+
+    def _write(self) -> None:
         if self.path is not None:
             self.path.write_text(json.dumps(self.found | {"failures": self.failures}, indent=1))
 
     def fail(self, line: str) -> None:
         self.failures.append(line)
         self.say(f"FAILED: {line}")
-        self.add("failed", line)
+        self._write()
 
     @contextlib.contextmanager
     def going_on(self, what: str) -> Iterator[None]:
@@ -103,7 +106,8 @@ def compiled(report: Report, cases: Sequence[Case]) -> list[dict[str, Callable[.
     def build(program: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
         return jax.jit(program).lower(*arguments).compile()
 
-    begun, runs = report.seconds(), []
+    begun = report.seconds()
+    runs: list[dict[str, Callable[..., Any]]] = []
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         pending = [
             {name: pool.submit(build, program, case.inputs[0]) for name, program in case.programs.items()}
@@ -114,7 +118,7 @@ def compiled(report: Report, cases: Sequence[Case]) -> list[dict[str, Callable[.
             for name, future in futures.items():
                 with report.going_on(f"compiling {case.name}, {name}"):
                     runs[-1][name] = future.result()
-    report.say(f"compiled {sum(map(len, runs))} programs in {report.seconds() - begun:.1f} s")
+    report.say(f"compiled {sum(len(run) for run in runs)} programs in {report.seconds() - begun:.1f} s")
     return runs
 
 
@@ -205,7 +209,7 @@ def yardsticks(report: Report, sizes: Sizes) -> float:
     """Bytes per second of a large copy, read and written; and the time of the smallest program."""
     large, small = jnp.ones(sizes.copied), jnp.ones(8)
     run = jax.jit(lambda x: 2 * x)
-    times = {}
+    times: dict[str, float] = {}
     for name, array in (("copy", large), ("launch", small)):
         times |= bursts({name: run}, Case(name, {}, [(array,)]), sizes.rounds)
     bandwidth = 2 * large.nbytes / (1e-6 * times["copy"])
@@ -283,7 +287,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="tiny sizes; without a GPU, kernels are interpreted")
     parser.add_argument("--json", type=Path, help="file for everything that is found")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**31, help="of the random inputs")
-    parser.add_argument("--limit", type=float, default=225, help="seconds after which no further case is timed")
+    parser.add_argument("--limit", type=float, default=210, help="seconds after which no further case is timed")
     options = parser.parse_args()
     has_gpu = jax.default_backend() == "gpu"
     if not has_gpu and not options.smoke:

@@ -2,7 +2,7 @@
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -49,21 +49,27 @@ def dense(
     return jax.lax.map(score, parts).reshape(-1)
 
 
-def torch_rivals(copies: Sequence[jax.Array], top_k: int | None, top_p: float) -> dict[str, Callable[..., Any]]:
-    """The samplers of torch, vLLM and FlashInfer that are installed; they read the memory of these arrays."""
-    torch = rivals.torch
-    if torch is None:
+def torch_rivals(num_rows: int, top_k: int | None, top_p: float) -> dict[str, Callable[..., Any]]:
+    """The samplers of torch, vLLM and FlashInfer that are installed; they read the memory of JAX's logits."""
+    torch, is_on_gpu = rivals.torch, jax.default_backend() == "gpu"
+    if torch is None or (is_on_gpu and not torch.cuda.is_available()):
         return {}
-    tensors = {id(copy): torch.from_dlpack(copy) for copy in copies}
-    device = next(iter(tensors.values())).device
-    generator = torch.Generator(device=device).manual_seed(0)
+    generator = torch.Generator(device="cuda" if is_on_gpu else "cpu").manual_seed(0)
+    tensors: dict[int, Any] = {}
+
+    def tensor_of(logits: jax.Array) -> Any:
+        """Looked at once per array, so that a burst does not wait for it; the array is kept, and so is its id."""
+        if id(logits) not in tensors:
+            tensors[id(logits)] = (logits, torch.from_dlpack(logits))
+        return tensors[id(logits)][1].float()
+
     runs: dict[str, Callable[..., Any]] = {
         rival.__name__.replace("_", " "): lambda logits, rival=rival: rival(logits, generator, top_k, top_p)
         for rival in (rivals.torch_sort, rivals.torch_top_k)
     }
-    if device.type == "cuda":
-        runs |= _gpu_samplers(torch, len(copies[0]), generator, top_k, top_p)
-    return {name: lambda logits, _, run=run: run(tensors[id(logits)].float()) for name, run in runs.items()}
+    if is_on_gpu:
+        runs |= _gpu_samplers(torch, num_rows, generator, top_k, top_p)
+    return {name: lambda logits, _, run=run: run(tensor_of(logits)) for name, run in runs.items()}
 
 
 def _gpu_samplers(
