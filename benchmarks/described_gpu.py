@@ -14,6 +14,7 @@ import collections
 import contextlib
 import dataclasses
 import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
@@ -153,6 +154,8 @@ def run(main: Callable[[], int]) -> None:
         sys.exit(main())
     folder = compiler_folder()
     lacks = missing(folder, importlib.metadata.version("jaxlib"))
+    if lacks is None and importlib.util.find_spec("jax.experimental.pallas.triton") is None:
+        lacks = f"JAX {jax.__version__} has no Triton backend of Pallas"
     if lacks is not None:
         print(lacks, file=sys.stderr)
         sys.exit(NO_COMPILER)

@@ -43,6 +43,7 @@ def as_json(compiled: list[tuple[Case, Program]]) -> str:
             "streams": case.streams,
             "fewest_bytes": case.fewest_bytes,
             "design_bytes": case.design_bytes,
+            "most_temporary_bytes": case.most_temporary_bytes,
             **{key: value for key, value in dataclasses.asdict(program).items() if key != "hlo"},
         }
         for case, program in compiled

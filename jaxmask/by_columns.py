@@ -42,7 +42,7 @@ def draw(
     needs_total = ~is_decided & (columns.length > 0) & (batch.top_k >= batch.vocab_size) & (is_cut | is_greedy)
     total = jax.lax.cond(
         needs_total.any(),
-        lambda: _select(needs_total, _total(edited, columns.logits[:, 0], batch, plan.part), running[:, -1]),
+        lambda: mass.select(needs_total, _total(edited, columns.logits[:, 0], batch, plan.part), running[:, -1]),
         lambda: running[:, -1],
     )
     nucleus, is_reached = filters.top_p_length(running, total, batch.top_p)
@@ -50,7 +50,7 @@ def draw(
     is_decided |= needs_total & (is_greedy | is_reached)
     last = jnp.maximum(counts - 1, 0)[:, None]
     kept = jax.tree.map(lambda word: jnp.take_along_axis(word, last, axis=1)[:, 0], running)
-    kept = _select(needs_total & is_greedy, total, kept)
+    kept = mass.select(needs_total & is_greedy, total, kept)
     return _sample(columns, z, counts, kept, batch, steps, plan), is_decided
 
 
@@ -95,7 +95,3 @@ def _total(edited: Float[Array, "B C"], row_max: Float[Array, " B"], batch: Samp
     """The mass of all that survives min-p in each row."""
     z = filters.temper(filters.drawable(edited), row_max, batch.temperature)
     return mass.total(jnp.where(filters.survives_min_p(z, batch.min_p), z, -jnp.inf), part.total)
-
-
-def _select(condition: Bool[Array, " B"], a: Mass, b: Mass) -> Mass:
-    return jax.tree.map(lambda one, other: jnp.where(condition, one, other), a, b)

@@ -15,9 +15,9 @@ _ROWS_AT_ONCE = 16
 
 
 def draw(edited: Float[Array, "B C"], batch: SamplingBatch, steps: Int[Array, " B"], plan: Plan) -> Sample:
-    """A sample with `processed_logprobs`; the arguments are those of `by_columns.draw`."""
+    """A sample with `processed_logprobs`; the arguments are those of `by_columns.draw`, with any columns of padding."""
     part, V = plan.part, batch.vocab_size
-    edited = filters.drawable(edited)
+    edited = filters.drawable(edited[:, : part.size])
     z = filters.temper(edited, part.largest(edited.max(axis=1)), batch.temperature)
     is_kept = bisection.keep(edited, z, batch.min_p, batch.top_k, batch.top_p, part)
     winner_id, winner_z = drawn.winner(edited, z, is_kept, part.token_ids(), batch, steps, part)

@@ -18,6 +18,7 @@ from jaxmask.batch import SamplingBatch
 from jaxmask.checks import check_prompts
 from jaxmask.drawn import Sample
 from jaxmask.history import History
+from jaxmask.kernels.dispatch import settle
 from jaxmask.params import check_count, check_logprobs_mode
 from jaxmask.rollout import Finish, Rollout
 from jaxmask.sampling import needs_bits, sample, with_support_bound
@@ -85,10 +86,11 @@ def generate(
       implementation: of the sampler (see `sample`).
 
     Raises:
-      ValueError: shapes do not fit, prompt and completion exceed the model's length or, seen outside of jit only, a
-        prompt is empty or holds an id outside the vocabulary.
+      ValueError: shapes do not fit, an unknown implementation, prompt and completion exceed the model's length or, seen
+        outside of jit only, a prompt is empty or holds an id outside the vocabulary.
     """
     check_logprobs_mode(logprobs_mode)
+    implementation = settle(implementation, prompt_ids)
     num_prompts = prompt_ids.shape[0]
     check_prompts(prompt_ids, prompt_lengths, batch.vocab_size)
     for field, value in (("max_new_tokens", max_new_tokens), ("width", width), ("group_size", group_size)):

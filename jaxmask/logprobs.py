@@ -36,6 +36,7 @@ def reported(
     mode, part = plan.logprobs_mode, plan.part
     if mode == "processed_logprobs":
         return sample
+    raw, edited = raw[:, : part.size], edited[:, : part.size]
     if mode == "processed_logits":
         factor = filters.inverse_temperature(batch.temperature)[:, None]
         values = _tempered(part.picked(edited, sample.token_ids[:, None]), factor)

@@ -80,6 +80,11 @@ class Mass:
         return digits + [(carry >> jnp.uint32(8 * byte)) & jnp.uint32(255) for byte in range(3)]
 
 
+def select(condition: Bool[Array, "*B"], one: Mass, other: Mass) -> Mass:
+    """One where the condition holds, the other elsewhere."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
+
+
 def fraction_units(fraction: Float[Array, "*B"]) -> UInt[Array, "*B"]:
     """A fraction in (0, 1) in units of 2^-24, rounded, at least one unit and less than all."""
     return jnp.clip(jnp.round(fraction * 2.0**24), 1, 2**24 - 1).astype(jnp.uint32)

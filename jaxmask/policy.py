@@ -92,7 +92,8 @@ def support_log_probs(
       token_ids: sampled ids.
       temperature: that of the rollout: one number, or an array of the leading shape; 0 (greedy) tempers nothing.
       implementation: "pallas_gpu", "xla", "interpret" or "auto": the kernel on NVIDIA GPUs, plain XLA elsewhere (see
-        `kernels.dispatch`). Supports with packed bits have no kernel.
+        `kernels.dispatch`). Supports with packed bits have no kernel, and the kernel has first derivatives alone, in
+        reverse mode.
 
     Returns:
       In (-inf, 0]; -inf where the token lies outside its support. Differentiable in `hidden` and `head`; the gradient
@@ -127,7 +128,7 @@ def support_scores(
         raise ValueError(f"head has {head.shape[0]} rows, fewer than the support's {support.vocab_size} ids.")
     has_bits = support.packed is not None
     refusal = "supports have packed bits, and the kernel sees compact cells alone" if has_bits else None
-    refusal = refusal or head_kernel.refusal(hidden, head)
+    refusal = refusal or head_kernel.refusal(hidden, head, support.token_ids)
     chosen = dispatch.choose("support_scores", implementation, hidden, refusal)
     if chosen != "xla":
         flat = head_kernel.support_head(hidden, head, support, token_ids, temperature, implementation=chosen)

@@ -91,7 +91,9 @@ def sample(
     plan = Plan(width, needs_bits(batch, width), logprobs_mode, num_logprobs, return_support_logprobs, part)
     is_cut = placed is not None and placed.num_slices > 1
     refusal = filter_kernel.refusal(logits, plan, is_cut)
-    plan = dataclasses.replace(plan, implementation=dispatch.choose("sample", implementation, logits, refusal))
+    mesh = None if placed is None else placed.mesh
+    chosen = dispatch.choose("sample", implementation, logits, refusal, mesh)
+    plan = dataclasses.replace(plan, implementation=chosen)
     history = history if batch.needs_history else None
     if placed is None or is_piece:
         return _sample(logits, batch, steps, history, plan)
@@ -164,19 +166,18 @@ def _sample(
     history: History | None,
     plan: Plan,
 ) -> Sample:
-    part, padded = plan.part, logits
+    part = plan.part
     if part.is_whole:
+        # Columns of a padded head are cut off where they are read: here, that would copy all the logits.
         part = Slice(batch.vocab_size)
-        logits = logits[:, : batch.vocab_size]
     elif part.num * part.size > batch.vocab_size:
         logits = jnp.where(part.token_ids() < batch.vocab_size, logits, -jnp.inf)
     plan = dataclasses.replace(plan, part=part)
     terms = edits.EditTerms.for_vocabulary(batch, history, steps, part)
     # Without edits the logits are read where they lie: a cleaned copy of [B, V] would cost more than the sampling.
     is_edited = jax.tree.leaves(terms) != []
-    edited = edits.apply_edits(filters.drawable(logits), terms, batch) if is_edited else logits
-    # A kernel reads its operand where it lies; cutting off the columns of a padded head would copy it.
-    drawn, is_decided = filter_kernel.draw(edited if is_edited else padded, batch, steps, plan)
+    edited = edits.apply_edits(filters.drawable(logits[:, : part.size]), terms, batch) if is_edited else logits
+    drawn, is_decided = filter_kernel.draw(edited, batch, steps, plan)
     drawn = by_rows.redraw(drawn, ~is_decided, edited, batch, steps, plan)
     drawn = logprobs.reported(drawn, logits, edited, batch, plan)
     return _without_invalid(_without_opted_out(drawn, batch))

@@ -2,12 +2,15 @@ import subprocess
 import sys
 import types
 import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxmask.kernels import dispatch
+from jaxmask.kernels.compact import compact_support
 
 H200 = types.SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
 TURING = types.SimpleNamespace(platform="gpu", compute_capability="7.5", device_kind="Tesla T4")
@@ -21,7 +24,7 @@ def on(monkeypatch):
     monkeypatch.setattr(dispatch, "_warned", set())
 
     def choose(device, implementation="auto", refusal=None):
-        monkeypatch.setattr(dispatch, "_device_of", lambda _: device)
+        monkeypatch.setattr(dispatch, "_device_of", lambda array, mesh: device)
         return dispatch.choose("op", implementation, None, refusal)
 
     return choose
@@ -75,13 +78,55 @@ def test_errors(on):
 
 def test_the_device_of_an_array(unchecked):
     first, second = jax.devices()[:2]
-    assert dispatch._device_of(jax.device_put(jnp.ones(2), second)) == second
-    assert dispatch._device_of(None) == first
+    assert dispatch._device_of(jax.device_put(jnp.ones(2), second), None) == second
+    assert dispatch._device_of(None, None) == first
     with jax.default_device(second):
-        assert dispatch._device_of(None) == second
+        assert dispatch._device_of(None, None) == second
     found = []
-    jax.jit(lambda x: found.append(dispatch._device_of(x)) or x)(jnp.ones(2))
+    jax.jit(lambda x: found.append(dispatch._device_of(x, None)) or x)(jnp.ones(2))
     assert found == [first]
+    mesh = jax.sharding.Mesh(np.array([second, first]), ("data",))
+    assert dispatch._device_of(None, mesh) == second
+
+
+def test_the_reason_is_given_once_whatever_the_sizes_and_to_the_caller(on):
+    with pytest.warns(RuntimeWarning) as record:
+        on(H200, refusal="there are 5 cells")
+    # In tests a wrapper that checks types stands between; it is not jaxmask either.
+    assert [Path(dispatch.__file__).parents[1] in Path(warning.filename).parents for warning in record] == [False]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        on(H200, refusal="there are 6 cells")
+    with pytest.warns(RuntimeWarning, match="a width above 2048"):
+        on(H200, refusal="a width above 2048")
+
+
+def test_a_kernel_that_is_asked_for_where_an_array_does_not_lie_on_a_gpu(unchecked):
+    logits = jnp.zeros((1, 9))
+    with pytest.raises(NotImplementedError, match="are for NVIDIA GPUs, and the arrays lie on a cpu"):
+        compact_support(logits, 3, implementation="pallas_gpu")
+    # What is traced may be lowered for a GPU.
+    jax.eval_shape(lambda x: compact_support(x, 3, implementation="pallas_gpu"), logits)
+
+
+def test_who_traces_first_settles_what_arrays_still_say(monkeypatch, unchecked):
+    on_cpu = jnp.zeros(3)
+    # As if the default device were a GPU.
+    monkeypatch.setattr(dispatch.jax, "devices", lambda *_: [H200])
+    assert dispatch.settle("auto", on_cpu) == "xla"
+    assert dispatch.settle("interpret", on_cpu) == "interpret"
+    seen = []
+    jax.jit(lambda x: seen.append(dispatch.settle("auto", x)) or x)(on_cpu)
+    assert seen == ["auto"]
+    with pytest.raises(ValueError, match="implementation must be one of"):
+        dispatch.settle("cuda", on_cpu)
+
+
+def test_logits_that_jax_reads_as_float32(unchecked):
+    assert dispatch.cannot_read(np.zeros((2, 3))) is None
+    assert dispatch.cannot_read(jax.ShapeDtypeStruct((2, 3), jnp.float8_e5m2)) == (
+        "logits are float8_e5m2, and the kernels read float32, bfloat16, float16"
+    )
 
 
 @pytest.mark.slow

@@ -76,7 +76,11 @@ def test_the_kernels_draw_what_the_plain_path_draws(vocab_size, width, dtype):
     assert_alike(plain, kernel)
     truth = oracle.truth(np.asarray(logits.astype(jnp.float32)), params)
     counts = np.asarray(kernel.support.counts)
-    assert ((truth.low <= counts) & (counts <= truth.high)).all()
+    is_returned = np.array([request.return_sampling_mask is not False for request in params])
+    assert ((truth.low <= counts) & (counts <= truth.high))[is_returned].all()
+    assert (counts[~is_returned] == 0).all()
+    is_greedy = np.array([request.temperature == 0 for request in params]) & np.asarray(kernel.is_valid)
+    np.testing.assert_array_equal(np.asarray(kernel.token_ids)[is_greedy], truth.order[is_greedy, 0])
 
 
 @pytest.mark.slow
@@ -144,28 +148,37 @@ def test_supports_around_the_width(k):
     assert (kernel.support.packed is None) == (k <= 32)
 
 
-def test_a_padded_head_is_not_copied_and_not_drawn():
+def test_a_padded_head_is_not_drawn():
+    """That it is not copied either is seen in the compiled program (`test_gpu_compile.py`)."""
     logits = np.random.default_rng(0).normal(size=(3, 128)).astype(np.float32)
     logits[:, 100:] = 1e4
-    batch = SamplingBatch.from_params(SamplingParams(n=3, top_k=5, seed=0), vocab_size=100)
-    assert_alike(*both(logits, batch, step=0, width=5))
+    params = [SamplingParams(top_k=5, seed=0), SamplingParams(seed=1), SamplingParams(top_p=0.99, seed=2)]
+    batch = SamplingBatch.from_params(params, vocab_size=100)
+    plain, kernel = both(logits, batch, step=0, width=5)
+    assert_alike(plain, kernel)
+    assert_alike(sample(jnp.asarray(logits[:, :100]), batch, step=0, width=5), kernel)
 
-    def programs(jaxpr, reads):
-        for equation in jaxpr.eqns:
-            if equation.primitive.name == "pallas_call":
-                reads.update(variable.aval.shape for variable in equation.invars)
-            for value in jax.tree.leaves(
-                equation.params, is_leaf=lambda leaf: hasattr(leaf, "eqns") or hasattr(leaf, "jaxpr")
-            ):
-                inner = getattr(value, "jaxpr", value)
-                if hasattr(inner, "eqns"):
-                    programs(inner, reads)
-        return reads
 
-    jaxpr = jax.make_jaxpr(lambda x: sample(x, batch, step=0, width=5, implementation="pallas_gpu").token_ids)(logits)
-    reads = programs(jaxpr.jaxpr, set())
-    assert (3, 128) in reads
-    assert (3, 100) not in reads
+@pytest.mark.parametrize(("vocab_size", "width"), [(64, 64), (300, 300), (100, 128)])
+def test_vocabularies_that_fit_are_always_decided(vocab_size, width):
+    """Also without any filter, and with a top-k that is as good as none."""
+    logits = np.random.default_rng(0).normal(size=(3, vocab_size)).astype(np.float32)
+    params = [SamplingParams(seed=0), SamplingParams(top_k=vocab_size, seed=1), SamplingParams(top_p=0.999, seed=2)]
+    batch = SamplingBatch.from_params(params, vocab_size=vocab_size)
+    assert decided_by_kernel(logits, batch, width).all()
+
+
+@pytest.mark.slow
+def test_under_vmap_and_scan():
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2, 300)).astype(np.float32) * 3)
+    batch = SamplingBatch.from_params(SamplingParams(n=2, top_k=6, top_p=0.9, seed=4), vocab_size=300)
+
+    def draw(x):
+        return sample(x, batch, step=0, width=6, implementation="interpret").support.token_ids
+
+    alone = jnp.stack([draw(x) for x in logits])
+    np.testing.assert_array_equal(jax.vmap(draw)(logits), alone)
+    np.testing.assert_array_equal(jax.lax.scan(lambda _, x: (None, draw(x)), None, logits)[1], alone)
 
 
 def test_edits_come_before_the_kernels():

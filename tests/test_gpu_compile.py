@@ -49,6 +49,8 @@ def faults(case):
         wrong.append("moves fewer bytes than the fewest")
     if case["fewest_bytes"] > case["argument_bytes"] + case["output_bytes"]:
         wrong.append("needs more bytes than it takes and gives")
+    if case["most_temporary_bytes"] is not None and case["temporary_bytes"] > case["most_temporary_bytes"]:
+        wrong.append(f"has {case['temporary_bytes']} bytes of temporaries")
     missing = set(case["streams"]) - {described_gpu.base_name(kernel["name"]) for kernel in case["kernels"]}
     wrong += [f"does not call {name}" for name in sorted(missing)]
     for kernel in case["kernels"]:
@@ -126,6 +128,38 @@ def test_the_compiler_refuses(lane, tmp_path):
     assert "Failed to compile Triton kernel" in popcount
     assert "register spilling" in hungry
     assert "copy-start" in to_host
+
+
+OFFSETS = """
+import os, pathlib, re
+import jax, jax.numpy as jnp
+from benchmarks import described_gpu
+from jaxmask.kernels.compact import compact_support
+
+def main():
+    for num_rows in (1000, 14136):
+        described_gpu.compile_for_gpu(
+            lambda x: compact_support(x, 8, implementation="pallas_gpu"),
+            jax.ShapeDtypeStruct((num_rows, 151_936), jnp.float32),
+        )
+        ptx = [path.read_text() for path in pathlib.Path(os.environ["JAXMASK_GPU_DUMPS"]).glob("*.ptx")]
+        pack = next(text for text in ptx if ".entry compact_pack(" in text)
+        print(len(re.findall(r"mul\\.wide\\.[us]32\\s+%rd\\d+, %r\\d+, 607744;", pack)))
+    return 0
+
+described_gpu.run(main)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lane", LANES)
+def test_offsets_beyond_32_bits(lane, tmp_path):
+    """2^31 logits and more: where a row begins, 607,744 bytes after the one before, is computed in 64 bits."""
+    script = tmp_path / "offsets.py"
+    script.write_text(OFFSETS)
+    few, many = map(int, run_in(lane, str(script)).split())
+    assert few == 0
+    assert many >= 1
 
 
 def calls_back(x):
@@ -218,8 +252,11 @@ def test_the_checks_see_what_they_look_for():
         "design_bytes": 1,
         "argument_bytes": 1,
         "output_bytes": 0,
+        "temporary_bytes": 9,
+        "most_temporary_bytes": 9,
     }
     assert faults(case) == []
+    assert faults(case | {"most_temporary_bytes": 8}) == ["has 9 bytes of temporaries"]
     assert faults(case | {"streams": {"pack": [0, 1]}}) == ["pack__1 reads argument 1 by [4] bytes"]
     assert faults(case | {"streams": {"expand": [0]}}) == ["does not call expand"]
     assert faults(case | {"kernels": [kernel | {"spill_loads": 4}]}) == ["pack__1 spills"]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tolerances
 
-from jaxmask.kernels.head import HeadScores, gathered_head
+from benchmarks.described_gpu import tracing_for_gpu
+from jaxmask.kernels.head import HeadScores, gathered_head, pallas_gpu
 
 # Tiles of the kernel hold 16 ids, and a run of cells with one id is cut at multiples of 256 cells.
 TILE, CUT = 16, 256
@@ -322,6 +323,18 @@ def test_an_id_in_every_row(implementation):
     assert_same_bits(first, run(case, implementation))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("programs", "short_cuts"), [(37, 2**22), (8192, 0)])
+def test_more_cells_than_programs_and_long_cuts(programs, short_cuts, monkeypatch):
+    """Programs that take several cells in turn, and the cut of learners with millions of cells, on a few."""
+    monkeypatch.setattr(pallas_gpu, "RUN_PROGRAMS", programs)
+    monkeypatch.setattr(pallas_gpu, "SHORT_CUTS", short_cuts)
+    # A width of its own, so that nothing compiled before is taken.
+    case = make(depth=5 + (programs == 37), num_rows=70, num_cells=4000)
+    assert case.counts.sum() > 8 * 37
+    assert_is_truth(case, run(case, "interpret"))
+
+
 @BOTH
 def test_huge_logits(implementation):
     case = make(num_cells=2000)
@@ -389,22 +402,6 @@ def test_shapes_that_do_not_fit_are_refused(place, shape, message, unchecked):
         gathered_head(*arguments)
 
 
-@contextlib.contextmanager
-def lowering_for_cuda():
-    """Newer JAX asks for a described device, and warns that the backend is deprecated."""
-    if jax.__version_info__ < (0, 11):
-        yield
-        return
-    from jax.sharding import AbstractDevice, AbstractMesh
-
-    device = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="cuda")
-    with (
-        jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)),
-        pytest.warns(DeprecationWarning, match="Triton"),
-    ):
-        yield
-
-
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("depth", [1, 100, 2048])
 def test_kernels_lower_for_cuda(dtype, depth, unchecked):
@@ -413,7 +410,9 @@ def test_kernels_lower_for_cuda(dtype, depth, unchecked):
     index, row, cell = of((64,), jnp.int32), of((64,), jnp.float32), of((700,), jnp.float32)
     arrays = of((64, depth), dtype), of((U, depth), dtype)
     arguments = (*arrays, (of((700,), jnp.int32), index, index, index), row, HeadScores(cell, row, row))
-    with lowering_for_cuda():
+    is_deprecated = jax.__version_info__ >= (0, 11)
+    warns = pytest.warns(DeprecationWarning, match="Triton") if is_deprecated else contextlib.nullcontext()
+    with tracing_for_gpu(), warns:
         lowered = score_and_pull.trace(*arguments, implementation="pallas_gpu").lower(lowering_platforms=("cuda",))
     text = lowered.as_text()
     assert text.count("__gpu$xla.gpu.triton") == 4

@@ -1,4 +1,5 @@
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -549,6 +550,30 @@ def test_the_kernel_scores_as_the_plain_path():
     plain, kernel = (jax.grad(loss, argnums=(1, 2))(name, hidden, head) for name in ("xla", "interpret"))
     for expected, found in zip(plain, kernel, strict=True):
         assert_gradient(found, np.asarray(expected))
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_a_broken_promise_is_not_the_next_rows_trouble(implementation):
+    """Counts beyond the cells: what the cells hold is scored, and rows do not run on into each other."""
+    rng = np.random.default_rng(0)
+    hidden, head = f32(rng.normal(size=(3, D))), f32(rng.normal(size=(V, D)))
+    cells = np.array([[1, 2], [3, 4], [5, 6]], np.int32)
+    kept = Support(jnp.asarray(cells), jnp.array([2, 2, 2], jnp.int32), None, V)
+    broken = Support(jnp.asarray(cells), jnp.array([5, 2, 5], jnp.int32), None, V)
+    token_ids = jnp.array([1, 3, 5], jnp.int32)
+    expected = support_log_probs(hidden, head, kept, token_ids)
+    found = support_log_probs(hidden, head, broken, token_ids, implementation=implementation)
+    np.testing.assert_allclose(found, expected, atol=tolerances.LOGPROB)
+
+
+def test_more_cells_than_can_be_counted(unchecked, monkeypatch):
+    monkeypatch.setattr("jaxmask.kernels.dispatch._warned", set())
+    device = types.SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
+    monkeypatch.setattr("jaxmask.kernels.dispatch._device_of", lambda array, mesh: device)
+    N, W, of = 2**20, 2048, jax.ShapeDtypeStruct
+    support = Support(of((N, W), jnp.int32), of((N,), jnp.int32), None, V)
+    with pytest.warns(RuntimeWarning, match="there are 2147483648 cells, and the kernel counts to"):
+        jax.eval_shape(support_scores, of((N, 1), jnp.float32), of((V, 1), jnp.float32), support, of((N,), jnp.int32))
 
 
 def test_supports_with_bits_have_no_kernel():

@@ -35,7 +35,7 @@ def call(
     Args:
       kernel: takes a reference for each operand, then one for each output.
       out_shape: the outputs.
-      operands: arrays, or trees of arrays, of any shape that `dispatch.too_large` lets pass.
+      operands: arrays, or trees of arrays; the backend takes 64-bit offsets where one exceeds 2^32 bytes.
       name: shown in profiles and dumps.
       grid: programs along each axis.
       num_warps: warps of 32 threads of a program, a power of two.

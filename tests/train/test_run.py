@@ -120,13 +120,13 @@ def test_new_folders_are_claimed(tmp_path):
 
 
 def test_a_run_that_another_one_overtakes_stops(tmp_path, monkeypatch):
-    build = run._build
+    build = run.build
 
     def overtaken(config):
         (tmp_path / "config.json").write_text("the other's")
         return build(config)
 
-    monkeypatch.setattr(run, "_build", overtaken)
+    monkeypatch.setattr(run, "build", overtaken)
     with pytest.raises(ValueError, match="taken by another run"):
         run.start(CONFIG, tmp_path, console())
     assert (tmp_path / "config.json").read_text() == "the other's"

@@ -27,7 +27,7 @@ def compact_support(
 
     Raises:
       ValueError: unknown implementation, width or support_bound below 1, or logits that are no matrix of floats.
-      NotImplementedError: the kernel was asked for and cannot address that many logits (2^31 or more) or is float64.
+      NotImplementedError: the kernel was asked for, and the logits are float64 or lie off the GPUs.
 
     Source: vLLM, `_compact_sampling_mask_kernel` (the meaning of ids, counts and bits).
     """

@@ -30,7 +30,10 @@ def compact_support(
     """The finite entries of each row (see `api.compact_support`)."""
     vocab_size = processed_logits.shape[1]
     words, sizes = pack(processed_logits, is_interpreted=is_interpreted)
-    token_ids, counts = expand(words, sizes, width, vocab_size, is_interpreted=is_interpreted)
+    # Cells that no row can fill are no work for the kernel.
+    num_cells = min(width, vocab_size)
+    token_ids, counts = expand(words, sizes, num_cells, vocab_size, is_interpreted=is_interpreted)
+    token_ids = jnp.pad(token_ids, ((0, 0), (0, width - num_cells)), constant_values=vocab_size)
     packed = bits.words_to_bytes(words, vocab_size) if has_bits else None
     return Support(token_ids, counts, packed, vocab_size)
 

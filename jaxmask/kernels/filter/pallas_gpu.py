@@ -44,7 +44,7 @@ def filter_and_draw(
     """What the candidates of each row decide.
 
     Args:
-      logits: edited logits; columns at or past `vocab_size` are never read.
+      logits: edited logits; what columns at or past `vocab_size` hold is not looked at.
       settings: of each row.
       vocab_size: ids, V.
       num_candidates: room for candidates, a power of two of at most `mass.MAX_COLUMNS`.
@@ -53,7 +53,9 @@ def filter_and_draw(
       is_interpreted: see `triton.call`.
     """
     keys = _maxima(logits, vocab_size, is_interpreted)
-    most = candidates.rank_that_fits(num_candidates, keys.shape[1])
+    # Where all tokens fit, more groups than there are make the bound none.
+    fits = vocab_size <= num_candidates
+    most = keys.shape[1] + 1 if fits else candidates.rank_that_fits(num_candidates, keys.shape[1])
     bound, largest, leading = _bound(keys, settings.top_k, most, is_interpreted)
     words, sizes, high, low = _candidates(logits, leading, bound, largest, settings, vocab_size, is_interpreted)
     ids, counts = compact.expand(words, sizes, num_candidates, vocab_size, is_interpreted=is_interpreted)
@@ -75,7 +77,7 @@ def _maxima(logits: Float[Array, "R C"], vocab_size: int, is_interpreted: bool) 
         shape = (_SIZE, _SIZE)
         ids = jax.lax.broadcasted_iota(jnp.int32, shape, 0) * groups + first
         ids += jax.lax.broadcasted_iota(jnp.int32, shape, 1)
-        x = triton.load(logits_ref.at[row, ids], mask=ids < vocab_size, other=-jnp.inf).astype(jnp.float32)
+        x = _load(logits_ref, row, ids, True, vocab_size)
         places = first + jnp.arange(_SIZE, dtype=jnp.int32)
         triton.store(keys_ref.at[row, places], candidates.order_keys(x).max(axis=0))
 
@@ -155,8 +157,7 @@ def _candidates(
         has_leading = ((leading_words >> (sectors * jnp.uint32(8))) & jnp.uint32(255)) > 0
         lanes = jax.lax.broadcasted_iota(jnp.int32, shape, 1) * 8 + jax.lax.broadcasted_iota(jnp.int32, shape, 2)
         ids = places[:, None, None] * bits.WORD_BITS + lanes
-        is_read = (ids < vocab_size) & (has_leading | wants_total)
-        x = triton.load(logits_ref.at[row, ids], mask=is_read, other=-jnp.inf).astype(jnp.float32)
+        x = _load(logits_ref, row, ids, has_leading | wants_total, vocab_size)
         is_candidate = candidates.order_keys(x) >= least
         words = jnp.where(is_candidate, jnp.uint32(1) << lanes.astype(jnp.uint32), jnp.uint32(0))
         compact.store_words(words.sum(axis=2, dtype=jnp.uint32).sum(axis=1, dtype=jnp.uint32), words_ref, sizes_ref)
@@ -220,14 +221,14 @@ def _decide(
         kept = _first(keys, survives, jnp.minimum(num_survivors, setting.top_k))
         parts = mass.parts(jnp.where(kept, z, -jnp.inf))
         needs_total = fits & ~is_decided & (count > 0) & (setting.wants_total > 0)
-        total = _select(needs_total, _row_mass(high_ref, low_ref, row), _mass(parts, kept))
+        total = mass.select(needs_total, _row_mass(high_ref, low_ref, row), _mass(parts, kept))
         target = total.share_of_units(setting.top_p_units)
         is_cut = setting.is_cut > 0
         is_reached = _mass(parts, kept).reaches(target)
         kept = _nucleus(keys, parts, kept, target, is_cut)
         # Without a cut, the total is wanted of greedy rows whose support nobody asks for.
         is_decided |= needs_total & jnp.where(is_cut, is_reached, count >= num_top)
-        log_mass = drawn.log_of(_select(needs_total & ~is_cut, total, _mass(parts, kept)))
+        log_mass = drawn.log_of(mass.select(needs_total & ~is_cut, total, _mass(parts, kept)))
         _store_drawn(ids, x, z, keys, kept, log_mass, setting, out)
         triton.store(out.is_decided.at[row], is_decided.astype(jnp.int32))
 
@@ -274,6 +275,13 @@ def _decide(
             is_interpreted=is_interpreted,
         )
     )
+
+
+def _load(logits_ref: Any, row: Array, ids: Array, is_wanted: Array | bool, vocab_size: int) -> Array:
+    """float32 logits of some ids of a row; -inf where they are not wanted, and past the vocabulary."""
+    # A padded head is read to the end of its rows: where a vocabulary ends, no load of 16 bytes need end.
+    x = triton.load(logits_ref.at[row, ids], mask=(ids < logits_ref.shape[1]) & is_wanted, other=-jnp.inf)
+    return jnp.where(ids < vocab_size, x.astype(jnp.float32), -jnp.inf)
 
 
 def _num_warps(num: int, per_warp: int) -> int:
@@ -330,7 +338,3 @@ def _row_mass(high_ref: Any, low_ref: Any, row: Array) -> Mass:
     return mass.from_blocks(
         *(triton.load(ref.at[row, chunks], mask=chunks < num, other=0) for ref in (high_ref, low_ref))
     )
-
-
-def _select(condition: Array, one: Mass, other: Mass) -> Mass:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)

@@ -34,9 +34,9 @@ def gathered_head(
     are the multiples of W for supports of W cells. Cells nobody owns and hidden states of rows without ids may hold
     anything, NaN included: they change nothing, bit for bit, and get no gradient.
 
-    Differentiable in `hidden` and `head`, with sums in float32 and gradients in their dtypes, the same bits on every
-    run of the kernel. The gradient is exactly 0 in rows of `head` whose id no row holds. A log-probability of -inf
-    gives no gradient.
+    Differentiable in `hidden` and `head`, the kernel once and in reverse, with sums in float32 and gradients in their
+    dtypes, the same bits on every run of the kernel. The gradient is exactly 0 in rows of `head` whose id no row holds.
+    A log-probability of -inf gives no gradient.
 
     Args:
       hidden: final hidden states; the kernel reads float32 and bfloat16.
@@ -50,13 +50,12 @@ def gathered_head(
 
     Raises:
       ValueError: unknown implementation, or shapes that do not fit.
-      NotImplementedError: the kernel was asked for, and an array has 2^31 elements or more, or another dtype.
+      NotImplementedError: the kernel was asked for, and there are 2^31 cells or more, or another dtype.
 
     Source: DeepSeek-V3.2, arXiv 2512.02556, section 3.1 (the distribution that is scored).
     """
     _check_shapes(hidden, head, token_ids, starts=starts, counts=counts, drawn_ids=drawn_ids, temperature=temperature)
-    against = refusal(hidden, head) or dispatch.too_large(token_ids=token_ids)
-    chosen = dispatch.choose("gathered_head", implementation, hidden, against)
+    chosen = dispatch.choose("gathered_head", implementation, hidden, refusal(hidden, head, token_ids))
     factor = jax.lax.stop_gradient(filters.inverse_temperature(temperature.astype(jnp.float32)))
     rows = (
         token_ids.astype(jnp.int32),
@@ -97,19 +96,20 @@ def support_head(
         head,
         support.token_ids.reshape(-1),
         jnp.arange(drawn_ids.size, dtype=jnp.int32) * support.width,
-        support.counts.reshape(-1),
+        # A broken `support_bound` lets counts exceed the cells: what is beyond them is lost, and is not the next row's.
+        jnp.minimum(support.counts, support.width).reshape(-1),
         drawn_ids.reshape(-1),
         temperatures.reshape(-1),
         implementation=implementation,
     )
 
 
-def refusal(hidden: Float[Array, "*B D"], head: Float[Array, "U D"]) -> str | None:
+def refusal(hidden: Float[Array, "*B D"], head: Float[Array, "U D"], token_ids: Int[Array, "..."]) -> str | None:
     """Why the kernel cannot read these arrays; None where it can."""
     for name, array in (("hidden", hidden), ("head", head)):
         if array.dtype not in _READABLE:
             return f"{name} is {array.dtype}, and the kernel reads {' and '.join(_READABLE)}"
-    return dispatch.too_large(hidden=hidden, head=head)
+    return dispatch.too_many_cells(token_ids)
 
 
 def _check_shapes(hidden: Array, head: Array, token_ids: Array, **per_row: Array) -> None:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxmask.kernels import dispatch, triton
+from jaxmask.kernels import triton
 from jaxmask.kernels.head.reference import HeadScores
 
 # Ids of a tile.
@@ -25,6 +25,8 @@ TILE = 16
 WARPS = 4
 # Programs along the sorted cells, enough to fill a card: a program that finds no run costs time, too.
 RUN_PROGRAMS = 8192
+# Cells up to which runs are cut short.
+SHORT_CUTS = 2**22
 
 _LOWEST = jnp.finfo(jnp.float32).min
 
@@ -127,9 +129,7 @@ def _sum_runs(
     """d head[id] = sum of d_logits times hidden[row] over the run of cells whose key is the id."""
     num_cells, depth = keys.shape[0], hidden.shape[1]
     # Short cuts leave no program with many tiles, long ones need less memory for pieces: M D / 32, or M D / 256 bytes.
-    cut = 16 * TILE if num_cells <= 2**22 else 128 * TILE
-    while 2 * _parts(num_cells, cut) * depth > dispatch.MAX_ELEMENTS:
-        cut *= 2
+    cut = 16 * TILE if num_cells <= SHORT_CUTS else 128 * TILE
     num_cuts, stride = _parts(num_cells, cut), min(num_cells, RUN_PROGRAMS)
     width, num_warps = _block_width(hidden)
     num_parts = _parts(depth, width)
