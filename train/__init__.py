@@ -4,6 +4,7 @@ from train.advantages import group_advantages
 from train.config import GRPOConfig, RunConfig
 from train.losses import LossInputs, LossOutput, grpo_loss
 from train.metrics import Metrics
+from train.presets import as_published
 from train.state import TrainState, init_state, make_optimizer
 from train.step import grpo_step, train_iteration
 
@@ -14,6 +15,7 @@ __all__ = [
     "Metrics",
     "RunConfig",
     "TrainState",
+    "as_published",
     "group_advantages",
     "grpo_loss",
     "grpo_step",

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, Literal
+import math
+from typing import Any, Literal, get_args
 
 from jaxmask import SamplingParams, check_sampling_mask
 from jaxmask.kernels.dispatch import check_implementation
+
+LossName = Literal["grpo", "gspo", "gspo-token", "cispo", "reinforce"]
+AdvantageName = Literal["grpo", "dr-grpo", "rloo", "reinforce++-baseline"]
+AggregationName = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant-length"]
+SequenceRatioName = Literal["geometric-mean", "max"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +30,22 @@ class GRPOConfig:
       min_p: in [0, 1].
       sampling_mask: score the policy on the recorded supports; False scores it over the whole vocabulary, as trainers
         without supports do.
-      clip_epsilon: the ratio counts between 1 - epsilon and 1 + epsilon.
+      loss: the policy term: "grpo" (PPO's clip; also Dr. GRPO and DAPO), "gspo", "gspo-token", "cispo" or "reinforce".
+      advantages: "grpo" (centred and scaled per group), "dr-grpo" (centred), "rloo" (leave-one-out) or
+        "reinforce++-baseline" (centred per group, scaled per batch).
+      aggregation: of the token losses: "token-mean" (DAPO), "seq-mean-token-mean" (GRPO as published),
+        "seq-mean-token-sum", or "constant-length" (Dr. GRPO; divides by max_new_tokens per completion).
+      clip_epsilon: the ratio counts between 1 - epsilon and 1 + epsilon. "cispo" has no lower bound, "reinforce" none.
+      clip_epsilon_high: the upper epsilon, where it differs; > 0; None: clip_epsilon. DAPO: 0.28.
+      entropy_coefficient: bonus per nat of entropy on the scored ids, >= 0.
+      tis_cap: truncated importance sampling: tokens of an older policy weigh min(pi_old / pi_behaviour, cap), pi_old
+        being the policy before the iteration's first update, and the loss clips pi / pi_old; >= 1; None: off, and the
+        loss clips pi / pi_behaviour.
+      sequence_ratio_min: completions whose ratio pi / pi_behaviour lies below weigh nothing; in [0, 1]; None: off.
+      sequence_ratio_max: the same above; >= 1; None: off.
+      sequence_ratio: "geometric-mean" of its tokens' ratios, or "max": every one of them must lie within.
+      sequence_negative_only: such completions are dropped only where their advantage is negative (DeepSeek-V3.2).
+      overlong_buffer: the reward falls to -1 more over the last tokens before max_new_tokens (DAPO); 0: off.
       learning_rate: of Adam, at its highest.
       schedule: "constant", or "cosine": down to a twentieth at the end of the run.
       warmup_iterations: the learning rate rises from 0 over these.
@@ -42,7 +63,18 @@ class GRPOConfig:
     top_p: float = 0.95
     min_p: float = 0.0
     sampling_mask: bool = True
+    loss: LossName = "grpo"
+    advantages: AdvantageName = "grpo"
+    aggregation: AggregationName = "token-mean"
     clip_epsilon: float = 0.2
+    clip_epsilon_high: float | None = None
+    entropy_coefficient: float = 0.0
+    tis_cap: float | None = None
+    sequence_ratio_min: float | None = None
+    sequence_ratio_max: float | None = None
+    sequence_ratio: SequenceRatioName = "geometric-mean"
+    sequence_negative_only: bool = False
+    overlong_buffer: int = 0
     learning_rate: float = 1e-3
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_iterations: int = 0
@@ -56,7 +88,7 @@ class GRPOConfig:
         check_sampling_mask(self.sampling_params(), logprobs_mode="processed_logprobs")
         for field, low in (("num_prompts", 1), ("group_size", 2), ("num_updates", 1), ("num_micro_batches", 1)):
             _require(getattr(self, field) >= low, field, getattr(self, field), f"at least {low}")
-        _require(0 < self.clip_epsilon < 1, "clip_epsilon", self.clip_epsilon, "in (0, 1)")
+        self._check_loss()
         _require(0 < self.learning_rate < 1, "learning_rate", self.learning_rate, "in (0, 1)")
         _require(self.schedule in SCHEDULES, "schedule", repr(self.schedule), f"one of {', '.join(SCHEDULES)}")
         check_implementation(self.implementation)
@@ -67,6 +99,29 @@ class GRPOConfig:
                 f"num_micro_batches must divide num_prompts * group_size = {self.num_rows}, "
                 f"got {self.num_micro_batches}."
             )
+
+    def _check_loss(self) -> None:
+        for field, allowed in _CHOICES.items():
+            value = getattr(self, field)
+            _require(value in allowed, field, repr(value), f"one of {', '.join(allowed)}")
+        _require(0 < self.clip_epsilon < 1, "clip_epsilon", self.clip_epsilon, "in (0, 1)")
+        _require(0 < self.upper_clip_epsilon < math.inf, "clip_epsilon_high", self.clip_epsilon_high, "> 0 and finite")
+        for field, low, high in (
+            ("entropy_coefficient", 0, math.inf),
+            ("tis_cap", 1, math.inf),
+            ("sequence_ratio_min", 0, 1),
+            ("sequence_ratio_max", 1, math.inf),
+            ("overlong_buffer", 0, self.max_new_tokens),
+        ):
+            value, is_optional = getattr(self, field), getattr(type(self), field) is None
+            within = f"in [{low}, {high}]" if high < math.inf else f"at least {low} and finite"
+            holds = (is_optional and value is None) or (low <= value <= high and value < math.inf)
+            _require(holds, field, value, within)
+
+    @property
+    def upper_clip_epsilon(self) -> float:
+        """`clip_epsilon_high`, or `clip_epsilon` where it is None."""
+        return self.clip_epsilon if self.clip_epsilon_high is None else self.clip_epsilon_high
 
     @property
     def num_rows(self) -> int:
@@ -134,14 +189,22 @@ class RunConfig:
 
 TASKS = ("sort", "chain-sum")
 SCHEDULES = ("constant", "cosine")
+_CHOICES = {
+    "loss": get_args(LossName),
+    "advantages": get_args(AdvantageName),
+    "aggregation": get_args(AggregationName),
+    "sequence_ratio": get_args(SequenceRatioName),
+}
 
 
 def _is_of_type(value: Any, annotation: str) -> bool:
     """Whether a JSON value fits a plain annotation; others are checked by the class itself."""
     if isinstance(value, bool) or annotation == "bool":
         return isinstance(value, bool) and annotation == "bool"
+    if value is None and annotation.endswith(" | None"):
+        return True
     kinds: dict[str, Any] = {"int": int, "float": (int, float), "str": str}
-    return isinstance(value, kinds.get(annotation, object))
+    return isinstance(value, kinds.get(annotation.removesuffix(" | None"), object))
 
 
 def _build(kind: type, values: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxmask import Rollout
+from train.tasks.base import Rewards
 
 
 @jax.tree_util.register_dataclass
@@ -30,7 +31,7 @@ class Metrics:
       entropy: mean over tokens of the entropy of the scored distribution, in nats.
       clip_fraction: share of tokens whose gradient the clip removed, over all passes.
       grad_norm: global norm of the gradient of the first pass, before it is clipped.
-      loss: token mean of the first pass.
+      loss: of the first pass, aggregated as the config says.
     """
 
     reward: Float[Array | np.ndarray, ""]
@@ -46,6 +47,24 @@ class Metrics:
     clip_fraction: Float[Array | np.ndarray, ""]
     grad_norm: Float[Array | np.ndarray, ""]
     loss: Float[Array | np.ndarray, ""]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """What one pass over the rows saw; M: passes, once they are stacked.
+
+    Attributes:
+      loss: aggregated over all rows.
+      clip_fraction: share of tokens whose gradient the clip removed.
+      ratio: pi / pi_behaviour of each token.
+      entropy: of the distribution each token is scored on, in nats.
+    """
+
+    loss: Float[Array, "*M"]
+    clip_fraction: Float[Array, "*M"]
+    ratio: Float[Array, "*M B T"]
+    entropy: Float[Array, "*M B T"]
 
 
 # Names users know from other trainers, for files and displays.
@@ -85,3 +104,28 @@ def ratio_statistics(
     mean = masked_mean(ratio, mask)
     spread = jnp.sqrt(masked_mean((ratio - mean) ** 2, mask))
     return jnp.where(mask, jnp.abs(ratio - 1), 0.0).max(), mean, spread
+
+
+def iteration_metrics(
+    rollout: Rollout, rewards: Rewards, first: Pass, grad_norm: Float[Array, ""], clip_fraction: Float[Array, ""]
+) -> Metrics:
+    """The metrics of an iteration, from its first pass and, for the clip fraction, from all of them."""
+    mask = rollout.loss_mask
+    support_size, one_id_share = support_statistics(rollout)
+    max_ratio_error, ratio_mean, ratio_std = ratio_statistics(first.ratio, mask)
+    lengths = rollout.lengths.astype(jnp.float32)
+    return Metrics(
+        reward=jnp.asarray(rewards.values).mean(),
+        exact=jnp.asarray(rewards.is_exact).mean(dtype=jnp.float32),
+        support_size=support_size,
+        one_id_share=one_id_share,
+        completion_length=lengths.mean(),
+        num_tokens=lengths.sum(),
+        max_ratio_error=max_ratio_error,
+        ratio_mean=ratio_mean,
+        ratio_std=ratio_std,
+        entropy=masked_mean(first.entropy, mask),
+        clip_fraction=clip_fraction,
+        grad_norm=grad_norm,
+        loss=first.loss,
+    )

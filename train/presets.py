@@ -1,4 +1,9 @@
-"""Runs by name."""
+"""Runs by name, and algorithms as their papers have them."""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 from train.config import GRPOConfig, RunConfig
 
@@ -51,3 +56,50 @@ def find_preset(name: str) -> RunConfig:
     if name not in PRESETS:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}.")
     return PRESETS[name]
+
+
+# Fields of `GRPOConfig` that make an algorithm. Learning rates, batch sizes and numbers of updates are left alone.
+ALGORITHMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "grpo": {"loss": "grpo", "advantages": "grpo", "aggregation": "seq-mean-token-mean"},
+        "dr-grpo": {"loss": "grpo", "advantages": "dr-grpo", "aggregation": "constant-length"},
+        "dapo": {
+            "loss": "grpo",
+            "advantages": "grpo",
+            "aggregation": "token-mean",
+            "clip_epsilon": 0.2,
+            "clip_epsilon_high": 0.28,
+        },
+        "gspo": {
+            "loss": "gspo",
+            "advantages": "grpo",
+            "aggregation": "seq-mean-token-mean",
+            "clip_epsilon": 3e-4,
+            "clip_epsilon_high": 4e-4,
+        },
+        "cispo": {"loss": "cispo", "advantages": "grpo", "aggregation": "token-mean"},
+        "rloo": {"loss": "reinforce", "advantages": "rloo", "aggregation": "seq-mean-token-sum"},
+        "reinforce++-baseline": {"loss": "grpo", "advantages": "reinforce++-baseline", "aggregation": "token-mean"},
+    }
+)
+
+
+def as_published(config: GRPOConfig, algorithm: str) -> GRPOConfig:
+    """The iteration with loss, advantages, aggregation and clips of an algorithm as its paper has them.
+
+    Not included: KL terms (there is no reference policy yet), DAPO's dynamic sampling and the length of its soft
+    punishment (`overlong_buffer`), CISPO's `clip_epsilon_high`, which the paper does not state.
+
+    Args:
+      config: keeps its other fields.
+      algorithm: one of `ALGORITHMS`.
+
+    Raises:
+      ValueError: no such algorithm; the message lists them.
+
+    Source: see `train.losses`, `train.advantages` and `train.aggregation`; GSPO's clips: arXiv 2507.18071v2, section
+      5.1; DAPO's: arXiv 2503.14476, section 4.1.
+    """
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}.")
+    return dataclasses.replace(config, **ALGORITHMS[algorithm])

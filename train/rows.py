@@ -18,6 +18,7 @@ class LearnerRows:
     """A rollout as the learner reads it: prompt and completion joined, one row per completion.
 
     `first_positions` is where the hidden state lies that predicts a row's first generated token.
+    `old_logprobs` are those of the policy before the first update, where a loss asks for them.
     M: micro-batches, while the rows are cut into them.
     """
 
@@ -30,6 +31,7 @@ class LearnerRows:
     support: Support
     loss_mask: Bool[Array, "*M B T"]
     advantages: Float[Array, "*M B"]
+    old_logprobs: Float[Array, "*M B T"] | None = None
 
 
 def check_replayable(rollout: Rollout, config: GRPOConfig) -> None:

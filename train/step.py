@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +24,17 @@ from jaxmask import (
     support_scores,
 )
 from models import Decoder
-from train.advantages import group_advantages
+from train.advantages import ADVANTAGES, soft_overlong_punishment
+from train.aggregation import Aggregation, aggregation
 from train.config import GRPOConfig
-from train.losses import LossInputs, LossOutput, grpo_loss
-from train.metrics import Metrics, masked_mean, ratio_statistics, support_statistics
+from train.losses import LossInputs, LossOutput
+from train.metrics import Metrics, Pass, iteration_metrics
+from train.objective import objective
 from train.rows import LearnerRows, check_replayable, learner_rows
 from train.state import TrainState, apply_gradients
 from train.tasks.base import DeviceTask, Prompts, Rewards
+
+T = TypeVar("T")
 
 
 def collect(
@@ -94,16 +99,18 @@ def grpo_step(
     Source: DeepSeekMath, arXiv 2402.03300, algorithm 1; supports as in DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
     """
     check_replayable(rollout, config)
-    rows = learner_rows(rollout, group_advantages(jnp.asarray(rewards.values), rollout.group_size))
+    rows = learner_rows(rollout, _advantages(rollout, rewards, config))
+    if config.tis_cap is not None and config.num_updates > 1:
+        rows = dataclasses.replace(rows, old_logprobs=_logprobs(state.model, rows, config))
 
-    def update(state: TrainState, _: None) -> tuple[TrainState, tuple[_Pass, Array]]:
+    def update(state: TrainState, _: None) -> tuple[TrainState, tuple[Pass, Array]]:
         gradients, done = _accumulate(state.model, rows, config)
         model, opt_state = apply_gradients(state, gradients, optimizer)
         return dataclasses.replace(state, model=model, opt_state=opt_state), (done, optax.tree.norm(gradients))
 
     state, (passes, grad_norms) = jax.lax.scan(update, state, None, length=config.num_updates)
     first = jax.tree.map(lambda leaf: leaf[0], passes)
-    metrics = _metrics(rollout, rewards, first, grad_norms[0], passes.clip_fraction.mean())
+    metrics = iteration_metrics(rollout, rewards, first, grad_norms[0], passes.clip_fraction.mean())
     return dataclasses.replace(state, step=state.step + 1), metrics
 
 
@@ -147,17 +154,6 @@ def collect_for_host(
 update_from_host = jax.jit(grpo_step, static_argnames=("config", "optimizer"), donate_argnums=0)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Pass:
-    """What one pass over the rows saw; M: passes, once they are stacked."""
-
-    loss: Float[Array, "*M"]
-    clip_fraction: Float[Array, "*M"]
-    ratio: Float[Array, "*M B T"]
-    entropy: Float[Array, "*M B T"]
-
-
 def _score(model: Decoder, rows: LearnerRows, config: GRPOConfig) -> Scores:
     """The policy's scores of the sampled tokens, on their supports or, without the mask, on the whole vocabulary."""
     hidden = model.hidden(rows.token_ids, rows.lengths)
@@ -181,51 +177,58 @@ def _score(model: Decoder, rows: LearnerRows, config: GRPOConfig) -> Scores:
 
 
 def _loss(
-    model: Decoder, rows: LearnerRows, num_tokens: Float[Array, ""], config: GRPOConfig
+    model: Decoder, rows: LearnerRows, aggregated: Aggregation, config: GRPOConfig
 ) -> tuple[Float[Array, ""], tuple[LossOutput, Float[Array, "B T"]]]:
     scores = _score(model, rows, config)
-    inputs = LossInputs(scores.logprobs, rows.behaviour_logprobs, rows.advantages, rows.loss_mask)
-    output = grpo_loss(inputs, clip_epsilon=config.clip_epsilon)
-    return output.total / num_tokens, (output, scores.entropy)
+    inputs = LossInputs(
+        scores.logprobs,
+        rows.behaviour_logprobs,
+        rows.advantages,
+        rows.loss_mask,
+        weights=aggregated.weights,
+        old_logprobs=rows.old_logprobs,
+        entropy=scores.entropy,
+    )
+    output = objective(inputs, config)
+    return output.total / aggregated.denominator, (output, scores.entropy)
 
 
-def _accumulate(model: Decoder, rows: LearnerRows, config: GRPOConfig) -> tuple[Decoder, _Pass]:
-    """The gradient of the token-mean loss over all rows, and what the pass saw; the cut changes neither."""
-    # The whole batch's count, known beforehand, so that parts add up to the undivided loss.
-    num_tokens = jnp.maximum(rows.loss_mask.sum(dtype=jnp.float32), 1.0)
-    parts = jax.tree.map(lambda leaf: leaf.reshape(config.num_micro_batches, -1, *leaf.shape[1:]), rows)
+def _accumulate(model: Decoder, rows: LearnerRows, config: GRPOConfig) -> tuple[Decoder, Pass]:
+    """The gradient of the loss over all rows, and what the pass saw; the cut changes neither."""
+    # Those of the whole batch, known beforehand, so that parts add up to the undivided loss.
+    whole = aggregation(rows.loss_mask, config.aggregation, max_length=config.max_new_tokens)
 
-    def add_part(gradients: Decoder, part: LearnerRows) -> tuple[Decoder, tuple[Array, tuple[LossOutput, Array]]]:
-        (loss, seen), new = jax.value_and_grad(_loss, has_aux=True)(model, part, num_tokens, config)
+    def add_part(
+        gradients: Decoder, part: tuple[LearnerRows, Array]
+    ) -> tuple[Decoder, tuple[Array, tuple[LossOutput, Array]]]:
+        part_rows, weights = part
+        aggregated = Aggregation(weights, whole.denominator)
+        (loss, seen), new = jax.value_and_grad(_loss, has_aux=True)(model, part_rows, aggregated, config)
         return jax.tree.map(jnp.add, gradients, new), (loss, seen)
 
     zeros = jax.tree.map(jnp.zeros_like, model)
-    gradients, (losses, (outputs, entropy)) = jax.lax.scan(add_part, zeros, parts)
+    gradients, (losses, (outputs, entropy)) = jax.lax.scan(add_part, zeros, _cut((rows, whole.weights), config))
     shape = rows.loss_mask.shape
-    return gradients, _Pass(
+    num_tokens = jnp.maximum(rows.loss_mask.sum(dtype=jnp.float32), 1.0)
+    return gradients, Pass(
         losses.sum(), outputs.num_clipped.sum() / num_tokens, outputs.ratio.reshape(shape), entropy.reshape(shape)
     )
 
 
-def _metrics(
-    rollout: Rollout, rewards: Rewards, first: _Pass, grad_norm: Float[Array, ""], clip_fraction: Float[Array, ""]
-) -> Metrics:
-    mask = rollout.loss_mask
-    support_size, one_id_share = support_statistics(rollout)
-    max_ratio_error, ratio_mean, ratio_std = ratio_statistics(first.ratio, mask)
-    lengths = rollout.lengths.astype(jnp.float32)
-    return Metrics(
-        reward=jnp.asarray(rewards.values).mean(),
-        exact=jnp.asarray(rewards.is_exact).mean(dtype=jnp.float32),
-        support_size=support_size,
-        one_id_share=one_id_share,
-        completion_length=lengths.mean(),
-        num_tokens=lengths.sum(),
-        max_ratio_error=max_ratio_error,
-        ratio_mean=ratio_mean,
-        ratio_std=ratio_std,
-        entropy=masked_mean(first.entropy, mask),
-        clip_fraction=clip_fraction,
-        grad_norm=grad_norm,
-        loss=first.loss,
-    )
+def _logprobs(model: Decoder, rows: LearnerRows, config: GRPOConfig) -> Float[Array, "B T"]:
+    logprobs = jax.lax.map(lambda part: _score(model, part, config).logprobs, _cut(rows, config))
+    return logprobs.reshape(rows.loss_mask.shape)
+
+
+def _cut(tree: T, config: GRPOConfig) -> T:
+    """The rows of every leaf in as many parts as there are micro-batches."""
+    return jax.tree.map(lambda leaf: leaf.reshape(config.num_micro_batches, -1, *leaf.shape[1:]), tree)
+
+
+def _advantages(rollout: Rollout, rewards: Rewards, config: GRPOConfig) -> Float[Array, " B"]:
+    values = jnp.asarray(rewards.values)
+    if config.overlong_buffer:
+        values = values + soft_overlong_punishment(
+            rollout.lengths, max_length=config.max_new_tokens, buffer=config.overlong_buffer
+        )
+    return ADVANTAGES[config.advantages](values, rollout.group_size)

@@ -10,6 +10,8 @@ from train import cli
         (["--top-p", "0"], ["top_p", "(0, 1]", "0.0"]),
         (["--top-k", "many"], ["--top-k", "'many'"]),
         (["--top-k", "0"], ["top_k > 0"]),
+        (["--loss", "ppo"], ["--loss", "grpo", "cispo"]),
+        (["--tis-cap", "0.5"], ["tis_cap", "at least 1", "0.5"]),
         (["--colour", "red"], ["--colour"]),
         (["--task", "chess"], ["task", "sort, chain-sum", "'chess'"]),
         (["--preset", "smollm2-arithmetic", "--model", "/no/such/model"], ["/no/such/model", "allowed"]),
@@ -48,6 +50,18 @@ def test_overrides_reach_the_run(monkeypatch, tmp_path):
     assert (config.iterations, config.grpo.top_p, config.grpo.sampling_mask) == (7, 0.8, False)
     assert (config.preset, config.grpo.top_k) == ("sort-tiny", 8)
     assert folder == tmp_path / "x"
+
+
+def test_the_losses_are_options(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(cli.run, "start", lambda config, folder, console: seen.append(config.grpo))
+    argv = ["--loss", "gspo", "--advantages", "reinforce++-baseline", "--aggregation", "constant-length"]
+    argv += ["--clip-epsilon-high", "0.28", "--tis-cap", "None", "--sequence-ratio-max", "2", "--overlong-buffer", "2"]
+    assert cli.main([*argv, "--out", str(tmp_path / "x")]) == 0
+    (config,) = seen
+    assert (config.loss, config.advantages, config.aggregation) == ("gspo", "reinforce++-baseline", "constant-length")
+    assert (config.clip_epsilon_high, config.tis_cap, config.sequence_ratio_max) == (0.28, None, 2.0)
+    assert config.overlong_buffer == 2
 
 
 def test_an_interrupted_run_exits_with_130(monkeypatch, capsys):

@@ -3,8 +3,12 @@ import json
 
 import pytest
 
-from train.config import GRPOConfig, RunConfig
-from train.presets import PRESETS, find_preset
+from train.advantages import ADVANTAGES
+from train.aggregation import AGGREGATIONS
+from train.config import _CHOICES, GRPOConfig, RunConfig
+from train.correction import SEQUENCE_RATIOS
+from train.objective import LOSSES
+from train.presets import ALGORITHMS, PRESETS, as_published, find_preset
 
 
 @pytest.mark.parametrize(
@@ -18,6 +22,24 @@ from train.presets import PRESETS, find_preset
         ("group_size", 1, "group_size must be at least 2, got 1"),
         ("num_prompts", 0, "num_prompts must be at least 1, got 0"),
         ("clip_epsilon", float("nan"), r"clip_epsilon must be in \(0, 1\), got nan"),
+        ("clip_epsilon_high", 0.0, "clip_epsilon_high must be > 0 and finite, got 0.0"),
+        ("clip_epsilon_high", float("nan"), "clip_epsilon_high must be > 0 and finite, got nan"),
+        ("loss", "ppo", "loss must be one of grpo, gspo, gspo-token, cispo, reinforce, got 'ppo'"),
+        ("advantages", "gae", r"advantages must be one of grpo, dr-grpo, rloo, reinforce\+\+-baseline, got 'gae'"),
+        (
+            "aggregation",
+            "mean",
+            "aggregation must be one of token-mean, seq-mean-token-mean, seq-mean-token-sum, constant-length, "
+            "got 'mean'",
+        ),
+        ("entropy_coefficient", -0.1, "entropy_coefficient must be at least 0 and finite, got -0.1"),
+        ("entropy_coefficient", float("inf"), "entropy_coefficient must be at least 0 and finite, got inf"),
+        ("tis_cap", 0.5, "tis_cap must be at least 1 and finite, got 0.5"),
+        ("tis_cap", float("nan"), "tis_cap must be at least 1 and finite, got nan"),
+        ("sequence_ratio_min", 1.5, r"sequence_ratio_min must be in \[0, 1\], got 1.5"),
+        ("sequence_ratio_max", 0.5, "sequence_ratio_max must be at least 1 and finite, got 0.5"),
+        ("sequence_ratio", "mean", "sequence_ratio must be one of geometric-mean, max, got 'mean'"),
+        ("overlong_buffer", 17, r"overlong_buffer must be in \[0, 16\], got 17"),
         ("learning_rate", -1.0, r"learning_rate must be in \(0, 1\), got -1.0"),
         ("max_grad_norm", float("nan"), "max_grad_norm must be > 0, got nan"),
         ("schedule", "linear", "schedule must be one of constant, cosine, got 'linear'"),
@@ -61,6 +83,8 @@ def test_json_round_trip(name):
         (lambda values: values.update(grpo=3), "an object under 'grpo'"),
         (lambda values: values.update(seed=1.5), "seed must be of type int, got 1.5"),
         (lambda values: values["grpo"].update(num_prompts=True), "num_prompts must be of type int, got True"),
+        (lambda values: values["grpo"].update(tis_cap="2"), r"tis_cap must be of type float \| None, got '2'"),
+        (lambda values: values["grpo"].update(clip_epsilon=None), "clip_epsilon must be of type float, got None"),
         (lambda values: values["grpo"].update(sampling_mask="no"), "sampling_mask must be of type bool, got 'no'"),
     ],
 )
@@ -74,3 +98,33 @@ def test_json_that_is_not_a_run_is_refused(change, message):
 def test_an_unknown_preset_lists_the_known():
     with pytest.raises(ValueError, match="preset must be one of sort-tiny, smollm2-arithmetic, got 'sort'"):
         find_preset("sort")
+
+
+def test_names_in_the_config_are_those_of_the_functions():
+    assert {
+        "loss": tuple(LOSSES),
+        "advantages": tuple(ADVANTAGES),
+        "aggregation": AGGREGATIONS,
+        "sequence_ratio": SEQUENCE_RATIOS,
+    } == _CHOICES
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_algorithms_round_trip_and_keep_the_rest(name):
+    preset = find_preset("sort-tiny")
+    config = dataclasses.replace(preset, grpo=as_published(preset.grpo, name))
+    assert RunConfig.from_json(config.to_json()) == config
+    same = {field.name for field in dataclasses.fields(GRPOConfig)} - set(ALGORITHMS[name])
+    assert all(getattr(config.grpo, field) == getattr(preset.grpo, field) for field in same)
+
+
+def test_an_unknown_algorithm_lists_the_known():
+    with pytest.raises(ValueError, match=r"algorithm must be one of grpo, dr-grpo, dapo, .*, got 'ppo'"):
+        as_published(GRPOConfig(), "ppo")
+
+
+def test_a_run_written_before_the_losses_had_names_reads_as_it_ran():
+    values = json.loads(find_preset("sort-tiny").to_json())
+    for field in ("loss", "advantages", "aggregation", "clip_epsilon_high", "tis_cap"):
+        values["grpo"].pop(field)
+    assert RunConfig.from_json(json.dumps(values)) == find_preset("sort-tiny")

@@ -8,9 +8,18 @@ import pytest
 from tiny import CONFIG, OPTIMIZER, TASK, make_model
 
 from jaxmask import masked_log_probs
+from train.presets import ALGORITHMS, as_published
 from train.rows import _join, learner_rows
 from train.state import apply_gradients, init_state, make_optimizer
-from train.step import _accumulate, collect_for_host, grpo_step, train_iteration, update_from_host
+from train.step import (
+    _accumulate,
+    _advantages,
+    _logprobs,
+    collect_for_host,
+    grpo_step,
+    train_iteration,
+    update_from_host,
+)
 from train.tasks import Rewards
 
 # What would move data between device and host, or call Python, inside a program.
@@ -264,3 +273,91 @@ def test_an_iteration_with_the_kernels_is_the_plain_one(state):
     for expected, found in zip(jax.tree.leaves(moved.model), jax.tree.leaves(moved_by_kernel.model), strict=True):
         # Adam divides by the gradient's size, so a step is at most the learning rate: a tenth of it is rounding.
         np.testing.assert_allclose(found, expected, atol=CONFIG.learning_rate / 10)
+
+
+# Every loss, advantage and aggregation once, with all that can be added to them.
+OBJECTIVES = {
+    "grpo": {"aggregation": "seq-mean-token-mean"},
+    "dr-grpo": {"aggregation": "constant-length", "clip_epsilon_high": 0.28},
+    "gspo": {"loss": "gspo", "aggregation": "seq-mean-token-mean", "entropy_coefficient": 0.01},
+    "gspo-token": {"loss": "gspo-token", "aggregation": "token-mean", "sequence_ratio_max": 1.05},
+    "cispo": {"loss": "cispo", "tis_cap": 1.05, "num_updates": 2},
+    "reinforce": {"loss": "reinforce", "aggregation": "seq-mean-token-sum", "tis_cap": 1.05, "sequence_ratio_min": 0.9},
+}
+
+
+def off_policy_rows(state):
+    """Rows of unequal lengths, of which one has no token, sampled by another policy."""
+    rollout = dataclasses.replace(rollout_of(state), lengths=jnp.asarray(np.arange(16) % 4, jnp.int32))
+    rows = learner_rows(rollout, jnp.asarray(np.linspace(-1, 1, 16), jnp.float32))
+    noise = np.random.default_rng(0).uniform(-0.3, 0.3, rows.behaviour_logprobs.shape)
+    return dataclasses.replace(rows, behaviour_logprobs=rows.behaviour_logprobs + jnp.asarray(noise, jnp.float32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_no_loss_depends_on_the_cut(state, name):
+    config = dataclasses.replace(CONFIG, **OBJECTIVES[name])
+    rows = off_policy_rows(state)
+    accumulate = jax.jit(_accumulate, static_argnums=2)
+    whole, seen = accumulate(state.model, rows, config)
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(whole)) > 1e-3
+    for num_micro_batches in (2, 4):
+        parts, seen_parts = accumulate(
+            state.model, rows, dataclasses.replace(config, num_micro_batches=num_micro_batches)
+        )
+        for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-6 * float(jnp.abs(one).max() + 1))
+        np.testing.assert_allclose(seen.loss, seen_parts.loss, atol=1e-6)
+        assert seen.clip_fraction == seen_parts.clip_fraction
+
+
+@pytest.mark.slow
+def test_corrections_do_nothing_on_the_policys_own_tokens(state):
+    rows = learner_rows(rollout_of(state), jnp.asarray(np.linspace(-1, 1, 16), jnp.float32))
+    plain, _ = _accumulate(state.model, rows, CONFIG)
+    config = dataclasses.replace(CONFIG, tis_cap=2.0, sequence_ratio_min=0.99, sequence_ratio_max=1.01)
+    corrected, _ = _accumulate(state.model, rows, config)
+    for one, other in zip(jax.tree.leaves(plain), jax.tree.leaves(corrected), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5 * float(jnp.abs(one).max() + 1))
+
+
+def test_the_old_policy_is_the_one_before_the_first_update(state):
+    rows = learner_rows(rollout_of(state), jnp.zeros(16))
+    for num_micro_batches in (1, 4):
+        config = dataclasses.replace(CONFIG, num_micro_batches=num_micro_batches)
+        np.testing.assert_allclose(_logprobs(state.model, rows, config), rows.behaviour_logprobs, atol=1e-5)
+
+
+def test_long_completions_lose_reward_where_the_config_says_so(state):
+    rollout = dataclasses.replace(rollout_of(state), lengths=jnp.asarray([1, 2, 3, 3] * 4, jnp.int32))
+    rewards = Rewards(jnp.ones(16), jnp.zeros(16, bool))
+    assert (np.asarray(_advantages(rollout, rewards, CONFIG)) == 0).all()
+    config = dataclasses.replace(CONFIG, overlong_buffer=2, advantages="dr-grpo")
+    # Rewards 1, 0.5, 0 and 0 about their mean.
+    np.testing.assert_allclose(_advantages(rollout, rewards, config), [0.625, 0.125, -0.375, -0.375] * 4, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_published_algorithm_moves_the_policy_in_one_program(state, name):
+    config = dataclasses.replace(as_published(CONFIG, name), num_updates=2)
+    before = np.asarray(state.model.head)
+    after, metrics = train_iteration(state, task=TASK, config=config, optimizer=OPTIMIZER)
+    assert metrics.max_ratio_error <= 1e-5
+    assert all(np.isfinite(np.asarray(leaf)) for leaf in jax.tree.leaves(metrics))
+    assert metrics.grad_norm > 0
+    assert np.abs(np.asarray(after.model.head) - before).max() > 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_no_loss_moves_an_empty_rollout(state, name):
+    config = dataclasses.replace(CONFIG, **OBJECTIVES[name])
+    rollout = dataclasses.replace(rollout_of(state), lengths=jnp.zeros(16, jnp.int32))
+    rewards = Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
+    before = jax.tree.map(np.asarray, state.model)
+    after, metrics = update_from_host(state, rollout, rewards, config=config, optimizer=OPTIMIZER)
+    assert all(np.isfinite(np.asarray(leaf)) for leaf in jax.tree.leaves(metrics))
+    for one, two in zip(jax.tree.leaves(before), jax.tree.leaves(after.model), strict=True):
+        np.testing.assert_array_equal(one, two)
