@@ -12,6 +12,7 @@ from jaxmask.history import History
 from jaxmask.params import SamplingParams
 from jaxmask.policy import Scores, full_scores, masked_log_probs, support_log_probs, support_scores
 from jaxmask.prompt import PromptLogprobs, prompt_logprobs
+from jaxmask.replay import Replay
 from jaxmask.rollout import Finish, Rollout
 from jaxmask.sampling import sample
 from jaxmask.support import Support
@@ -22,6 +23,7 @@ __all__ = [
     "Finish",
     "History",
     "PromptLogprobs",
+    "Replay",
     "Rollout",
     "Sample",
     "SamplingBatch",

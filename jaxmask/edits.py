@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -33,12 +34,12 @@ class EditTerms:
       ends_bad_word: drawing the id would complete a bad word.
     """
 
-    is_allowed: Bool[Array, "B C"] | None
-    bias: Float[Array, "B C"] | None
-    is_withheld: Bool[Array, "B C"] | None
-    in_prompt: Bool[Array, "B C"] | None
-    output_count: Int[Array, "B C"] | None
-    ends_bad_word: Bool[Array, "B C"] | None
+    is_allowed: Bool[Array, "*B C"] | None
+    bias: Float[Array, "*B C"] | None
+    is_withheld: Bool[Array, "*B C"] | None
+    in_prompt: Bool[Array, "*B C"] | None
+    output_count: Int[Array, "*B C"] | None
+    ends_bad_word: Bool[Array, "*B C"] | None
 
     @classmethod
     def for_vocabulary(
@@ -72,64 +73,81 @@ class EditTerms:
         )
 
 
-def apply_edits(logits: Float[Array, "B C"], terms: EditTerms, batch: SamplingBatch) -> Float[Array, "B C"]:
+@runtime_checkable
+class Penalties(Protocol):
+    """The penalties of each row, None where no row uses them."""
+
+    @property
+    def repetition_penalty(self) -> Float[Array, " B"] | None:
+        """1 is off."""
+
+    @property
+    def frequency_penalty(self) -> Float[Array, " B"] | None:
+        """0 is off."""
+
+    @property
+    def presence_penalty(self) -> Float[Array, " B"] | None:
+        """0 is off."""
+
+
+def apply_edits(logits: Float[Array, "B C"], terms: EditTerms, rows: Penalties) -> Float[Array, "B C"]:
     """Edited logits, float32; columns that cannot be drawn are -inf.
 
     Args:
       logits: finite or -inf.
       terms: what is known of these columns.
-      batch: the rows' settings.
+      rows: the rows' penalties: a `SamplingBatch`, or what a learner keeps of one.
     """
     for edit in EDITS:
-        logits = edit(logits, terms, batch)
+        logits = edit(logits, terms, rows)
     return logits
 
 
-def allow(logits: Array, terms: EditTerms, batch: SamplingBatch) -> Array:
+def allow(logits: Array, terms: EditTerms, rows: Penalties) -> Array:
     """Only allowed ids stay."""
     return logits if terms.is_allowed is None else jnp.where(terms.is_allowed, logits, -jnp.inf)
 
 
-def add_bias(logits: Array, terms: EditTerms, batch: SamplingBatch) -> Array:
+def add_bias(logits: Array, terms: EditTerms, rows: Penalties) -> Array:
     """x + bias."""
     return logits if terms.bias is None else logits + terms.bias
 
 
-def withhold(logits: Array, terms: EditTerms, batch: SamplingBatch) -> Array:
+def withhold(logits: Array, terms: EditTerms, rows: Penalties) -> Array:
     """EOS and stop ids leave while fewer than min_tokens were generated."""
     return logits if terms.is_withheld is None else jnp.where(terms.is_withheld, -jnp.inf, logits)
 
 
-def penalize_repetition(logits: Array, terms: EditTerms, batch: SamplingBatch) -> Array:
+def penalize_repetition(logits: Array, terms: EditTerms, rows: Penalties) -> Array:
     """x / r where positive, x r elsewhere, for ids in prompt or output. Source: Keskar et al. 2019, section 4.1."""
-    if batch.repetition_penalty is None or terms.in_prompt is None or terms.output_count is None:
+    if rows.repetition_penalty is None or terms.in_prompt is None or terms.output_count is None:
         return logits
-    penalty = batch.repetition_penalty[:, None]
+    penalty = rows.repetition_penalty[:, None]
     penalized = jnp.where(logits > 0, logits / penalty, logits * penalty)
     return jnp.where(terms.in_prompt | (terms.output_count > 0), penalized, logits)
 
 
-def penalize_frequency(logits: Array, terms: EditTerms, batch: SamplingBatch) -> Array:
+def penalize_frequency(logits: Array, terms: EditTerms, rows: Penalties) -> Array:
     """x - f x (count in output)."""
-    if batch.frequency_penalty is None or terms.output_count is None:
+    if rows.frequency_penalty is None or terms.output_count is None:
         return logits
-    return logits - batch.frequency_penalty[:, None] * terms.output_count.astype(jnp.float32)
+    return logits - rows.frequency_penalty[:, None] * terms.output_count.astype(jnp.float32)
 
 
-def penalize_presence(logits: Array, terms: EditTerms, batch: SamplingBatch) -> Array:
+def penalize_presence(logits: Array, terms: EditTerms, rows: Penalties) -> Array:
     """x - p where the id is in the output."""
-    if batch.presence_penalty is None or terms.output_count is None:
+    if rows.presence_penalty is None or terms.output_count is None:
         return logits
-    return logits - batch.presence_penalty[:, None] * (terms.output_count > 0).astype(jnp.float32)
+    return logits - rows.presence_penalty[:, None] * (terms.output_count > 0).astype(jnp.float32)
 
 
-def forbid_bad_words(logits: Array, terms: EditTerms, batch: SamplingBatch) -> Array:
+def forbid_bad_words(logits: Array, terms: EditTerms, rows: Penalties) -> Array:
     """The last id of a bad word leaves when its head is the tail of the output."""
     return logits if terms.ends_bad_word is None else jnp.where(terms.ends_bad_word, -jnp.inf, logits)
 
 
 # The edits do not commute: a bias before the repetition penalty can change the sign that the penalty looks at.
-EDITS: tuple[Callable[[Array, EditTerms, SamplingBatch], Array], ...] = (
+EDITS: tuple[Callable[[Array, EditTerms, Penalties], Array], ...] = (
     allow,
     add_bias,
     withhold,

@@ -1,22 +1,23 @@
 """The learner's side: log-probabilities and entropy of a policy on the supports its tokens were sampled from.
 
-Work and memory follow the kept ids, not the vocabulary: the head is gathered, `[*B, V]` is never built.
+Work and memory follow the kept ids, not the vocabulary: see `jaxmask.gathered`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmask import filters
+from jaxmask import filters, gathered
 from jaxmask.kernels import dispatch
 from jaxmask.kernels.head import api as head_kernel
 from jaxmask.support import Support
 
-# Rows handled at once where a whole vocabulary is needed: bounds memory to this times V.
+# Rows at once where a whole vocabulary is needed: bounds memory to this times V.
 _ROWS_PER_CHUNK = 64
 
 
@@ -64,7 +65,8 @@ def masked_log_probs(
     if logits.shape[-1] < support.vocab_size:
         raise ValueError(f"logits have {logits.shape[-1]} columns, fewer than the support's {support.vocab_size} ids.")
     if support.packed is None:
-        kept, columns = support.cells(), _safe_ids(support)
+        kept = support.cells()
+        columns = jnp.where(kept, support.token_ids, 0)
         kept_logits = jnp.take_along_axis(logits, columns, axis=-1)
     else:
         kept, kept_logits = support.to_mask(), logits[..., : support.vocab_size]
@@ -79,6 +81,7 @@ def support_log_probs(
     token_ids: Int[Array, "*B"],
     *,
     temperature: float | Float[Array, ...] = 1.0,
+    edit: Callable[[Float[Array, "*B W"]], Float[Array, "*B W"]] | None = None,
     implementation: str = "auto",
 ) -> Float[Array, "*B"]:
     """Log-probability of each token under the softmax restricted to its support; never builds [*B, V].
@@ -91,6 +94,7 @@ def support_log_probs(
       support: recorded at sampling; its leading axes are those of `hidden`.
       token_ids: sampled ids.
       temperature: that of the rollout: one number, or an array of the leading shape; 0 (greedy) tempers nothing.
+      edit: what the sampler did to the logits before the temperature, on the cells of the supports (see `replay`).
       implementation: "pallas_gpu", "xla", "interpret" or "auto": the kernel on NVIDIA GPUs, plain XLA elsewhere (see
         `kernels.dispatch`). Supports with packed bits have no kernel, and the kernel has first derivatives alone, in
         reverse mode.
@@ -100,13 +104,14 @@ def support_log_probs(
       is exactly 0 in the rows of `head` outside the supports.
 
     Raises:
-      ValueError: leading shapes or the vocabulary differ.
+      ValueError: leading shapes or the vocabulary differ, or an edit is to be replayed on supports with packed bits.
       NotImplementedError: the kernel was asked for and cannot do this.
 
     Source: DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
     """
-    scores = support_scores(hidden, head, support, token_ids, temperature=temperature, implementation=implementation)
-    return scores.logprobs
+    return support_scores(
+        hidden, head, support, token_ids, temperature=temperature, edit=edit, implementation=implementation
+    ).logprobs
 
 
 def support_scores(
@@ -116,6 +121,7 @@ def support_scores(
     token_ids: Int[Array, "*B"],
     *,
     temperature: float | Float[Array, ...] = 1.0,
+    edit: Callable[[Float[Array, "*B W"]], Float[Array, "*B W"]] | None = None,
     implementation: str = "auto",
 ) -> Scores:
     """`support_log_probs` and, from the same kept logits, the entropy over each support.
@@ -126,22 +132,32 @@ def support_scores(
     _check_temperature(temperature, token_ids.shape)
     if head.shape[0] < support.vocab_size:
         raise ValueError(f"head has {head.shape[0]} rows, fewer than the support's {support.vocab_size} ids.")
-    has_bits = support.packed is not None
-    refusal = "supports have packed bits, and the kernel sees compact cells alone" if has_bits else None
-    refusal = refusal or head_kernel.refusal(hidden, head, support.token_ids)
+    refusal = head_kernel.refusal(hidden, head, support.token_ids)
+    refusal = (
+        refusal if support.packed is None else "supports have packed bits, and the kernel sees compact cells alone"
+    )
     chosen = dispatch.choose("support_scores", implementation, hidden, refusal)
-    if chosen != "xla":
-        flat = head_kernel.support_head(hidden, head, support, token_ids, temperature, implementation=chosen)
-        return Scores(flat.logprobs.reshape(token_ids.shape), flat.entropy.reshape(token_ids.shape))
-    # A row without a support is no sampled token: whatever its hidden state holds must not reach the head's gradient.
-    hidden = jnp.where(support.counts[..., None] > 0, hidden, jnp.zeros((), hidden.dtype))
     if support.packed is not None:
+        if edit is not None:
+            raise ValueError("edit cannot be replayed on supports with packed bits: their ids do not lie in cells.")
+        # A row without a support is no sampled token: whatever its state holds must not reach the head's gradient.
+        hidden = jnp.where(support.counts[..., None] > 0, hidden, jnp.zeros((), hidden.dtype))
         return _over_vocabulary(hidden, head[: support.vocab_size], support, token_ids, temperature)
-    columns = _safe_ids(support)
-    # Unused cells gather some row of the head: what it holds must not reach the gradient of `hidden` as 0 x NaN.
-    rows = jnp.where(support.cells()[..., None], head[columns], jnp.zeros((), head.dtype))
-    kept_logits = _products(hidden, rows)
-    return _scores(kept_logits, support.cells(), columns == token_ids[..., None], temperature)
+    kept = _kept_logits(hidden, head, support, chosen)
+    if edit is not None:
+        kept = edit(kept)
+    return _scores(kept, support.cells(), support.token_ids == token_ids[..., None], temperature)
+
+
+def _kept_logits(
+    hidden: Float[Array, "*B D"], head: Float[Array, "U D"], support: Support, implementation: str
+) -> Float[Array, "*B W"]:
+    rows = support.reshape(-1)
+    # A broken `support_bound` lets counts exceed the cells: what is beyond them is lost, and is not the next row's.
+    arrays = hidden.reshape(-1, hidden.shape[-1]), head, rows.token_ids, jnp.minimum(rows.counts, rows.width)
+    if implementation == "xla":
+        return gathered.kept_logits(*arrays).reshape(support.token_ids.shape)
+    return head_kernel.kept_logits(*arrays, implementation=implementation).reshape(support.token_ids.shape)
 
 
 def full_scores(
@@ -178,7 +194,10 @@ def _over_vocabulary(
     def score_row(row: tuple[Array, Support | None, Array, Array]) -> Scores:
         row_hidden, row_support, token_id, row_temperature = row
         kept = jnp.ones(head.shape[0], jnp.bool_) if row_support is None else row_support.to_mask()
-        row_logits = _products(row_hidden, head)
+        # Highest precision: the sampler's logits must be met to rounding, also where products default to TF32.
+        row_logits = jnp.einsum(
+            "d,vd->v", row_hidden, head, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+        )
         return _scores(row_logits, kept, vocabulary == token_id, row_temperature)
 
     rows = (hidden, support, token_ids, temperatures)
@@ -209,17 +228,6 @@ def _scores(
     # H = log mass - sum_v p_v shifted_v
     entropy = log_mass - jnp.where(kept, weights * shifted, 0.0).sum(axis=-1) / jnp.where(mass > 0, mass, 1.0)
     return Scores(jnp.where(is_found.any(axis=-1), logprobs, -jnp.inf), entropy)
-
-
-def _products(hidden: Float[Array, "*B D"], rows: Float[Array, "*#B C D"]) -> Float[Array, "*B C"]:
-    # Highest precision: the sampler's logits must be met to rounding, also where float32 products default to TF32.
-    return jnp.einsum(
-        "...d,...cd->...c", hidden, rows, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
-    )
-
-
-def _safe_ids(support: Support) -> Int[Array, "*B W"]:
-    return jnp.where(support.cells(), support.token_ids, 0)
 
 
 def _check_shapes(leading: tuple[int, ...], support: Support, token_ids: Int[Array, "*B"]) -> None:

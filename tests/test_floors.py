@@ -12,7 +12,15 @@ FOLDERS = ("jaxmask", "models", "train", "serve")
 
 # jaxmask from the ground up: a module imports only modules of lower floors.
 ORDER = (
-    ("jaxmask.bits", "jaxmask.draw", "jaxmask.mass", "jaxmask.params", "jaxmask.shards", "jaxmask.kernels.dispatch"),
+    (
+        "jaxmask.bits",
+        "jaxmask.draw",
+        "jaxmask.gathered",
+        "jaxmask.mass",
+        "jaxmask.params",
+        "jaxmask.shards",
+        "jaxmask.kernels.dispatch",
+    ),
     ("jaxmask.checks", "jaxmask.filters", "jaxmask.placement", "jaxmask.ragged", "jaxmask.settings"),
     ("jaxmask.kernels.triton", "jaxmask.batch", "jaxmask.candidates", "jaxmask.support"),
     (
@@ -35,7 +43,7 @@ ORDER = (
         "jaxmask.kernels.filter.pallas_gpu",
         "jaxmask.kernels.head.pallas_gpu",
     ),
-    ("jaxmask.kernels.filter.reference", "jaxmask.kernels.head.api"),
+    ("jaxmask.kernels.filter.reference", "jaxmask.kernels.head.api", "jaxmask.replay"),
     ("jaxmask.kernels.filter.api", "jaxmask.policy"),
     ("jaxmask.prompt", "jaxmask.sampling"),
     ("jaxmask.generate",),

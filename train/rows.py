@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmask import Rollout, Support, check_sampling_mask
+from jaxmask.replay import Replay
 from train.config import GRPOConfig
 
 
@@ -18,6 +19,7 @@ class LearnerRows:
     """A rollout as the learner reads it: prompt and completion joined, one row per completion.
 
     `first_positions` is where the hidden state lies that predicts a row's first generated token.
+    `replay` has the edits of the rollout, where it has any.
     `old_logprobs` are those of the policy before the first update, where a loss asks for them.
     M: micro-batches, while the rows are cut into them.
     """
@@ -31,15 +33,17 @@ class LearnerRows:
     support: Support
     loss_mask: Bool[Array, "*M B T"]
     advantages: Float[Array, "*M B"]
+    replay: Replay | None = None
     old_logprobs: Float[Array, "*M B T"] | None = None
 
 
 def check_replayable(rollout: Rollout, config: GRPOConfig) -> None:
     """Raises ValueError where the learner cannot score what the sampler drew."""
     check_sampling_mask(config.sampling_params(), logprobs_mode=rollout.logprobs_mode)
-    if rollout.sampling.is_edited:
+    if rollout.sampling.is_edited and (not config.sampling_mask or rollout.support.packed is not None):
         raise ValueError(
-            "the rollout's logits were edited (penalties, bias, bad words, ...), which is not replayed yet."
+            "the rollout's logits were edited (penalties, bias, bad words, ...), which is replayed on compact supports "
+            "alone: sample with top_k at most the width, and score with sampling_mask=True."
         )
     if rollout.sampling.returns_support is not None and config.sampling_mask:
         raise ValueError("some rows of the rollout left their supports out (return_sampling_mask=False).")
@@ -64,6 +68,7 @@ def learner_rows(rollout: Rollout, advantages: Float[Array, " B"]) -> LearnerRow
         support=rollout.support,
         loss_mask=rollout.loss_mask,
         advantages=advantages,
+        replay=Replay.of(rollout),
     )
 
 

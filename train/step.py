@@ -170,6 +170,7 @@ def _score(model: Decoder, rows: LearnerRows, config: GRPOConfig) -> Scores:
             rows.support,
             rows.sampled_ids,
             temperature=temperature,
+            edit=None if rows.replay is None else rows.replay.edited,
             implementation=config.implementation,
         )
     head = model.head[: rows.support.vocab_size]

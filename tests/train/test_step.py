@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny import CONFIG, OPTIMIZER, TASK, make_model
 
-from jaxmask import masked_log_probs
+from jaxmask import SamplingBatch, SamplingParams, generate, masked_log_probs
 from train.presets import ALGORITHMS, as_published
 from train.rows import _join, learner_rows
 from train.state import apply_gradients, init_state, make_optimizer
@@ -193,20 +193,41 @@ def test_later_passes_move_on_from_the_first(state):
     [
         ({"logprobs_mode": "raw_logprobs"}, "requires logprobs_mode='processed_logprobs'"),
         ({"returns_support": np.arange(16) > 3}, "left their supports out"),
-        ({"presence_penalty": np.full(16, 0.5, np.float32)}, "edited .* not replayed"),
-        ({"min_tokens": np.full(16, 2, np.int32)}, "edited .* not replayed"),
+        ({"presence_penalty": np.full(16, 0.5, np.float32), "sampling_mask": False}, "edited .* sampling_mask=True"),
     ],
 )
 def test_a_rollout_that_cannot_be_replayed_is_refused(state, change, message):
-    rollout = rollout_of(state)
+    rollout, config, change = rollout_of(state), CONFIG, dict(change)
     if "logprobs_mode" in change:
         rollout = dataclasses.replace(rollout, **change)
     else:
+        config = dataclasses.replace(CONFIG, sampling_mask=change.pop("sampling_mask", True))
         arrays = {name: jnp.asarray(value) for name, value in change.items()}
         rollout = dataclasses.replace(rollout, sampling=dataclasses.replace(rollout.sampling, **arrays))
     rewards = Rewards(jnp.zeros(16), jnp.zeros(16, bool))
     with pytest.raises(ValueError, match=message):
-        grpo_step(state, rollout, rewards, config=CONFIG, optimizer=OPTIMIZER)
+        grpo_step(state, rollout, rewards, config=config, optimizer=OPTIMIZER)
+
+
+def test_a_rollout_with_edits_is_replayed(state):
+    """Penalties, bias and withheld ids, in one batch with rows that use none; in micro-batches too."""
+    edits = [{"repetition_penalty": 1.8}, {"presence_penalty": 1.5, "frequency_penalty": 0.5}, {"logit_bias": {2: 3.0}}]
+    edits.append({"min_tokens": 2, "stop_token_ids": [4]})
+    params = [SamplingParams(top_k=4, top_p=0.9, max_tokens=3, seed=row, **edits[row % 5 % 4]) for row in range(16)]
+    batch = SamplingBatch.from_params(params, vocab_size=TASK.vocab_size, support_bound=4)
+    prompts = TASK.prompts(jax.random.key(5), CONFIG.num_prompts)
+    prompts = [jnp.asarray(leaf) for leaf in (prompts.token_ids, prompts.lengths)]
+    rollout = generate(state.model, batch, *prompts, max_new_tokens=3, width=4, group_size=4)
+    rewards = Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
+    config = dataclasses.replace(CONFIG, num_micro_batches=2)
+    _, metrics = grpo_step(state, rollout, rewards, config=config, optimizer=OPTIMIZER)
+    assert metrics.max_ratio_error <= 1e-5
+    assert metrics.clip_fraction == 0
+    # Without the edits the policy would be another one.
+    neutral = {"repetition_penalty": jnp.ones(16), "logit_bias_values": jnp.zeros_like(batch.logit_bias_values)}
+    other = dataclasses.replace(rollout, sampling=dataclasses.replace(rollout.sampling, **neutral))
+    _, metrics = grpo_step(state, other, rewards, config=config, optimizer=OPTIMIZER)
+    assert metrics.max_ratio_error > 1e-3
 
 
 def test_ids_of_a_padded_head_are_neither_drawn_nor_scored(state):

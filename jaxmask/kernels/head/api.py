@@ -8,9 +8,8 @@ from jaxmask import filters
 from jaxmask.kernels import dispatch
 from jaxmask.kernels.head import reference
 from jaxmask.kernels.head.reference import HeadScores
-from jaxmask.support import Support
 
-__all__ = ["HeadScores", "gathered_head", "refusal", "support_head"]
+__all__ = ["HeadScores", "gathered_head", "kept_logits", "refusal"]
 
 _READABLE = ("float32", "bfloat16")
 
@@ -71,37 +70,29 @@ def gathered_head(
     return pallas_gpu.gathered_head(hidden, head, *rows, factor, chosen == "interpret")
 
 
-def support_head(
-    hidden: Float[Array, "*B D"],
+def kept_logits(
+    hidden: Float[Array, "N D"],
     head: Float[Array, "U D"],
-    support: Support,
-    drawn_ids: Int[Array, "*B"],
-    temperature: float | Float[Array, "..."],
+    token_ids: Int[Array, "N W"],
+    counts: Int[Array, " N"],
     *,
     implementation: str = "auto",
-) -> HeadScores:
-    """`gathered_head` over the cells of supports, whose leading axes are those of `hidden`; the scores are flat.
+) -> Float[Array, "N W"]:
+    """The logits of `gathered_head` for ids that lie in the first `counts` cells of each row; 0 in the others.
 
     Args:
-      hidden: one state per support.
+      hidden: one state per row.
       head: rows of the LM head.
-      support: without packed bits, so that its cells hold every id.
-      drawn_ids: the id each row is scored for.
-      temperature: one number, or an array of the leading shape.
+      token_ids: in [0, U) where a row has them.
+      counts: at most W.
       implementation: one of `dispatch.IMPLEMENTATIONS`.
     """
-    temperatures = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), drawn_ids.shape)
-    return gathered_head(
-        hidden.reshape(-1, hidden.shape[-1]),
-        head,
-        support.token_ids.reshape(-1),
-        jnp.arange(drawn_ids.size, dtype=jnp.int32) * support.width,
-        # A broken `support_bound` lets counts exceed the cells: what is beyond them is lost, and is not the next row's.
-        jnp.minimum(support.counts, support.width).reshape(-1),
-        drawn_ids.reshape(-1),
-        temperatures.reshape(-1),
-        implementation=implementation,
-    )
+    num_rows, width = token_ids.shape
+    starts = jnp.arange(num_rows, dtype=jnp.int32) * width
+    # Log-probabilities are left to the caller, who may edit the logits first.
+    rows = (counts, jnp.zeros_like(counts), jnp.ones(num_rows, jnp.float32))
+    scores = gathered_head(hidden, head, token_ids.reshape(-1), starts, *rows, implementation=implementation)
+    return scores.kept_logits.reshape(num_rows, width)
 
 
 def refusal(hidden: Float[Array, "*B D"], head: Float[Array, "U D"], token_ids: Int[Array, "..."]) -> str | None:
