@@ -2,9 +2,15 @@
 
 Cost follows the ids that are there, not the cells that could hold some, and not the vocabulary: cells are taken in
 blocks, as many as needed. Supports of one id are left out: whatever their logit is, its probability is 1.
+
+With x_nj = hidden[n] . head[id_nj], the sum over cells of g_nj x_nj is linear in g, hidden and head. Each of the three
+functions below is its derivative by one of them, and their own derivatives are the other two: reverse mode works to any
+order, and forward mode is not offered.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +26,8 @@ def kept_logits(
 ) -> Float[Array, "N W"]:
     """hidden[n] . head[id] of each row's first `counts` ids, float32; 0 in other cells and in rows of one id.
 
-    Differentiable in `hidden` and `head`, with sums in float32. What lies in rows and cells that are left out, NaN
-    included, changes nothing and gets no gradient.
+    Differentiable in `hidden` and `head`, in reverse, with sums in float32. What lies in rows and cells that are left
+    out, and in rows without a cotangent, NaN included, changes nothing and gets no gradient.
 
     Args:
       hidden: one state per row, any float dtype.
@@ -29,49 +35,98 @@ def kept_logits(
       token_ids: ids in [0, U) in the first `counts` cells of each row.
       counts: at most W.
     """
-    return _forward(hidden, head, token_ids, counts)[0]
-
-
-def _forward(
-    hidden: Array, head: Array, token_ids: Array, counts: Array
-) -> tuple[Float[Array, "N W"], tuple[Array, ...]]:
     num_rows, width = token_ids.shape
 
-    def add_block(block: Array, kept: Array) -> Array:
-        rows, cells, is_used = _cells(counts, block)
-        products = _rows(hidden, rows) * _rows(head, jnp.where(is_used, token_ids[rows, cells], 0))
+    def add(kept: Array, rows: Array, cells: Array, ids: Array, is_used: Array) -> Array:
+        products = _rows(hidden, rows) * _rows(head, ids)
         # As a product with ones: this sum is vectorised, and `sum` over a row of a gather is not.
         values = jnp.dot(products, jnp.ones(products.shape[1]), precision=jax.lax.Precision.HIGHEST)
         return kept.at[jnp.where(is_used, rows, num_rows), cells].set(values, mode="drop")
 
-    kept = jax.lax.fori_loop(0, _num_blocks(counts), add_block, jnp.zeros((num_rows, width)))
-    return kept, (hidden, head, token_ids, counts)
+    return _over_blocks(add, jnp.zeros((num_rows, width)), token_ids, counts)
 
 
-def _backward(
-    residuals: tuple[Array, Array, Array, Array], d_kept: Float[Array, "N W"]
-) -> tuple[Array, Array, None, None]:
-    hidden, head, token_ids, counts = residuals
+@jax.custom_vjp
+def _to_hidden(
+    weights: Float[Array, "N W"], head: Float[Array, "U D"], token_ids: Int[Array, "N W"], counts: Int[Array, " N"]
+) -> Float[Array, "N D"]:
+    """Sum over each row's cells of weight times head[id], float32."""
 
-    def add_block(block: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-        d_hidden, d_head = sums
+    def add(total: Array, rows: Array, cells: Array, ids: Array, is_used: Array) -> Array:
+        terms = _weighted(weights, rows, cells, is_used, _rows(head, ids))
+        return total.at[rows].add(terms, indices_are_sorted=True)
+
+    return _over_blocks(add, jnp.zeros((token_ids.shape[0], head.shape[1])), token_ids, counts)
+
+
+@jax.custom_vjp
+def _to_head(
+    weights: Float[Array, "N W"],
+    hidden: Float[Array, "N D"],
+    like: Float[Array, "U D"],
+    token_ids: Int[Array, "N W"],
+    counts: Int[Array, " N"],
+) -> Float[Array, "U D"]:
+    """Sum over the cells that hold an id of weight times hidden[n], float32; `like` gives the shape alone."""
+
+    def add(total: Array, rows: Array, cells: Array, ids: Array, is_used: Array) -> Array:
+        return total.at[ids].add(_weighted(weights, rows, cells, is_used, _rows(hidden, rows)))
+
+    return _over_blocks(add, jnp.zeros(like.shape), token_ids, counts)
+
+
+def _kept_fwd(hidden: Array, head: Array, token_ids: Array, counts: Array) -> tuple[Array, tuple[Array, ...]]:
+    return kept_logits(hidden, head, token_ids, counts), (hidden, head, token_ids, counts)
+
+
+def _kept_bwd(saved: tuple[Array, ...], g: Array) -> tuple[Array, Array, None, None]:
+    hidden, head, token_ids, counts = saved
+    to_hidden = _to_hidden(g, head, token_ids, counts).astype(hidden.dtype)
+    return to_hidden, _to_head(g, hidden, head, token_ids, counts).astype(head.dtype), None, None
+
+
+def _hidden_fwd(weights: Array, head: Array, token_ids: Array, counts: Array) -> tuple[Array, tuple[Array, ...]]:
+    return _to_hidden(weights, head, token_ids, counts), (weights, head, token_ids, counts)
+
+
+def _hidden_bwd(saved: tuple[Array, ...], g: Array) -> tuple[Array, Array, None, None]:
+    weights, head, token_ids, counts = saved
+    to_head = _to_head(weights, g, head, token_ids, counts).astype(head.dtype)
+    return kept_logits(g, head, token_ids, counts), to_head, None, None
+
+
+def _head_fwd(
+    weights: Array, hidden: Array, like: Array, token_ids: Array, counts: Array
+) -> tuple[Array, tuple[Array, ...]]:
+    return _to_head(weights, hidden, like, token_ids, counts), (weights, hidden, like, token_ids, counts)
+
+
+def _head_bwd(saved: tuple[Array, ...], g: Array) -> tuple[Array, Array, Array, None, None]:
+    weights, hidden, like, token_ids, counts = saved
+    to_hidden = _to_hidden(weights, g, token_ids, counts).astype(hidden.dtype)
+    return kept_logits(hidden, g, token_ids, counts), to_hidden, jnp.zeros_like(like), None, None
+
+
+kept_logits.defvjp(_kept_fwd, _kept_bwd)
+_to_hidden.defvjp(_hidden_fwd, _hidden_bwd)
+_to_head.defvjp(_head_fwd, _head_bwd)
+
+
+def _over_blocks(
+    add: Callable[[Array, Array, Array, Array, Array], Array],
+    start: Array,
+    token_ids: Int[Array, "N W"],
+    counts: Int[Array, " N"],
+) -> Array:
+    """`start` after `add(total, rows, cells, ids, is_used)` of every block."""
+
+    def step(block: Array, total: Array) -> Array:
         rows, cells, is_used = _cells(counts, block)
-        ids = jnp.where(is_used, token_ids[rows, cells], 0)
-        weights = jnp.where(is_used, d_kept[rows, cells], 0.0)[:, None]
-        # Tokens that are not trained on have no weight, and their states may hold anything: 0 x NaN is NaN.
-        is_moved = weights != 0
-        to_hidden = jnp.where(is_moved, weights * _rows(head, ids), 0.0)
-        to_head = jnp.where(is_moved, weights * _rows(hidden, rows), 0.0)
-        d_hidden = d_hidden.at[rows].add(to_hidden, indices_are_sorted=True)
-        return d_hidden, d_head.at[ids].add(to_head)
+        return add(total, rows, cells, jnp.where(is_used, token_ids[rows, cells], 0), is_used)
 
-    # Sums are float32 whatever the dtypes.
-    zeros = (jnp.zeros(hidden.shape, jnp.float32), jnp.zeros(head.shape, jnp.float32))
-    d_hidden, d_head = jax.lax.fori_loop(0, _num_blocks(counts), add_block, zeros)
-    return d_hidden.astype(hidden.dtype), d_head.astype(head.dtype), None, None
-
-
-kept_logits.defvjp(_forward, _backward)
+    if token_ids.size == 0:
+        return start
+    return jax.lax.fori_loop(0, _num_blocks(counts), step, start)
 
 
 def _num_scored(counts: Int[Array, " N"]) -> Int[Array, " N"]:
@@ -93,6 +148,13 @@ def _cells(
     is_used = places < ends[-1]
     rows = jnp.minimum(jnp.searchsorted(ends, places, side="right"), num.shape[0] - 1).astype(jnp.int32)
     return rows, jnp.where(is_used, places - (ends - num)[rows], 0), is_used
+
+
+def _weighted(weights: Array, rows: Array, cells: Array, is_used: Array, vectors: Array) -> Array:
+    """weight times vector of each place. Tokens that are not trained on have no weight, and their states may hold
+    anything: 0 x NaN is NaN."""
+    weight = jnp.where(is_used, weights[rows, cells], 0.0)[:, None]
+    return jnp.where(weight != 0, weight * vectors, 0.0)
 
 
 def _rows(table: Float[Array, "U D"], index: Int[Array, " B"]) -> Float[Array, "B D"]:

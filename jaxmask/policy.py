@@ -96,12 +96,11 @@ def support_log_probs(
       temperature: that of the rollout: one number, or an array of the leading shape; 0 (greedy) tempers nothing.
       edit: what the sampler did to the logits before the temperature, on the cells of the supports (see `replay`).
       implementation: "pallas_gpu", "xla", "interpret" or "auto": the kernel on NVIDIA GPUs, plain XLA elsewhere (see
-        `kernels.dispatch`). Supports with packed bits have no kernel, and the kernel has first derivatives alone, in
-        reverse mode.
+        `kernels.dispatch`). Supports with packed bits have no kernel, and the kernel has first derivatives alone.
 
     Returns:
       In (-inf, 0]; -inf where the token lies outside its support. Differentiable in `hidden` and `head`; the gradient
-      is exactly 0 in the rows of `head` outside the supports.
+      is exactly 0 in the rows of `head` outside the supports. There is no forward mode.
 
     Raises:
       ValueError: leading shapes or the vocabulary differ, or an edit is to be replayed on supports with packed bits.

@@ -134,3 +134,32 @@ def test_under_vmap_and_scan():
         expected = np.stack([one[field] for one in alone])
         np.testing.assert_allclose(together[field], expected, rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(in_turn[field], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_second_derivatives():
+    """Hessian-vector products, reverse over reverse, against the plain formula."""
+    counts = np.array([4, 1, 0, 3, 6])
+    hidden, head, ids, _ = case(counts, 6)
+    rng = np.random.default_rng(1)
+    directions = f32(rng.normal(size=hidden.shape)), f32(rng.normal(size=head.shape))
+    columns, sizes = jnp.asarray(ids), jnp.asarray(counts.astype(np.int32))
+    is_scored = (jnp.arange(6, dtype=jnp.int32)[None, :] < sizes[:, None]) & (sizes > 1)[:, None]
+
+    def plain(hidden, head):
+        safe = jnp.where(is_scored, columns, 0)
+        return jnp.where(is_scored, jnp.einsum("nd,nwd->nw", hidden, head[safe], precision="highest"), 0.0)
+
+    def product(kept):
+        def loss(hidden, head):
+            return jnp.where(is_scored, jax.nn.log_softmax(kept(hidden, head), where=is_scored), 0.0)[:, 0].sum()
+
+        def along(hidden, head):
+            slopes = jax.grad(loss, argnums=(0, 1))(hidden, head)
+            return sum(jnp.vdot(slope, direction) for slope, direction in zip(slopes, directions, strict=True))
+
+        return jax.grad(along, argnums=(0, 1))(f32(hidden), f32(head))
+
+    found = product(lambda hidden, head: gathered.kept_logits(hidden, head, columns, sizes))
+    for one, true in zip(found, product(plain), strict=True):
+        assert np.abs(true).max() > 0.1
+        np.testing.assert_allclose(one, true, rtol=0, atol=tolerances.GRADIENT * max(1, np.abs(true).max()))

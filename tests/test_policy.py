@@ -576,6 +576,15 @@ def test_more_cells_than_can_be_counted(unchecked, monkeypatch):
         jax.eval_shape(support_scores, of((N, 1), jnp.float32), of((V, 1), jnp.float32), support, of((N,), jnp.int32))
 
 
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_no_rows(implementation):
+    support = Support(jnp.zeros((0, 3), jnp.int32), jnp.zeros(0, jnp.int32), None, V)
+    arguments = jnp.zeros((0, D)), jnp.ones((V, D)), support, jnp.zeros(0, jnp.int32)
+    assert support_scores(*arguments, implementation=implementation).logprobs.shape == (0,)
+    d_head = jax.grad(lambda head: support_log_probs(arguments[0], head, *arguments[2:]).sum())(arguments[1])
+    assert not d_head.any()
+
+
 def test_supports_with_bits_have_no_kernel():
     hidden, head, lists, token_ids, _ = case()
     support = make_support(lists, "packed")
