@@ -22,7 +22,7 @@ from jaxmask.drawn import Plan, Sample, TopLogprobs
 
 
 def reported(
-    sample: Sample, raw: Float[Array, "B C"], edited: Float[Array, "B C"], batch: SamplingBatch, plan: Plan
+    sample: Sample, raw: Float[Array, "B U"], edited: Float[Array, "B C"], batch: SamplingBatch, plan: Plan
 ) -> Sample:
     """The sample with values of the plan's mode in place of `processed_logprobs`; supports keep theirs.
 
