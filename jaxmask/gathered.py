@@ -120,8 +120,11 @@ def _over_blocks(
 ) -> Array:
     """`start` after `add(total, rows, cells, ids, is_used)` of every block."""
 
+    num = _num_scored(counts)
+    ends = jnp.cumsum(num)
+
     def step(block: Array, total: Array) -> Array:
-        rows, cells, is_used = _cells(counts, block)
+        rows, cells, is_used = _cells(num, ends, block)
         return add(total, rows, cells, jnp.where(is_used, token_ids[rows, cells], 0), is_used)
 
     if token_ids.size == 0:
@@ -138,12 +141,10 @@ def _num_blocks(counts: Int[Array, " N"]) -> Int[Array, ""]:
 
 
 def _cells(
-    counts: Int[Array, " N"], block: Int[Array, ""]
+    num: Int[Array, " N"], ends: Int[Array, " N"], block: Int[Array, ""]
 ) -> tuple[Int[Array, " B"], Int[Array, " B"], Bool[Array, " B"]]:
     """Row and cell of each place of a block, and whether there is one: counts [3, 1, 2] give (0, 0), (0, 1), (0, 2),
-    (2, 0), (2, 1)."""
-    num = _num_scored(counts)
-    ends = jnp.cumsum(num)
+    (2, 0), (2, 1). `ends` is the running sum of `num`."""
     places = block * _BLOCK + jnp.arange(_BLOCK, dtype=jnp.int32)
     is_used = places < ends[-1]
     rows = jnp.minimum(jnp.searchsorted(ends, places, side="right"), num.shape[0] - 1).astype(jnp.int32)

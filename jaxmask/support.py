@@ -45,7 +45,7 @@ class Support:
           ValueError: width below 1.
         """
         check_count("width", width)
-        return _compact(processed_logits, width)
+        return compact(processed_logits, width, width < processed_logits.shape[-1])
 
     @classmethod
     def from_lists(cls, lists: Sequence[Sequence[int]], vocab_size: int, width: int | None = None) -> Support:
@@ -179,12 +179,13 @@ class Support:
         return nest(self.shape)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _compact(processed_logits: Float[Array, "*B V"], width: int) -> Support:
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def compact(processed_logits: Float[Array, "*B V"], width: int, has_bits: bool) -> Support:
+    """The finite entries of processed logits, by words of 32 ids (see `jaxmask.bits`)."""
     *leading, vocab_size = processed_logits.shape
     words = bits.pack_words(jnp.isfinite(processed_logits.reshape(-1, vocab_size)))
     token_ids, counts = bits.select_ids(words, width, fill=vocab_size)
-    packed = bits.words_to_bytes(words, vocab_size) if width < vocab_size else None
+    packed = bits.words_to_bytes(words, vocab_size) if has_bits else None
     return Support(token_ids, counts, packed, vocab_size).reshape(*leading)
 
 

@@ -80,9 +80,7 @@ def grpo_loss(inputs: LossInputs, *, clip_epsilon: float, clip_epsilon_high: flo
     """
     ratio = _ratio(_log_ratio(inputs, _old_logprobs(inputs)))
     advantages = _token_advantages(inputs)
-    unclipped = ratio * advantages
-    clipped = jnp.clip(ratio, 1 - clip_epsilon, 1 + _high(clip_epsilon, clip_epsilon_high)) * advantages
-    return _output(inputs, -jnp.minimum(unclipped, clipped), clipped < unclipped)
+    return _output(inputs, *_clipped(ratio, advantages, clip_epsilon, clip_epsilon_high))
 
 
 def gspo_loss(inputs: LossInputs, *, clip_epsilon: float, clip_epsilon_high: float | None = None) -> LossOutput:
@@ -101,10 +99,8 @@ def gspo_loss(inputs: LossInputs, *, clip_epsilon: float, clip_epsilon_high: flo
     mask = inputs.loss_mask
     advantages = inputs.advantages if inputs.advantages.ndim == 1 else sequence_mean(inputs.advantages, mask)
     ratio = _ratio(sequence_mean(_log_ratio(inputs, _old_logprobs(inputs)), mask))
-    unclipped = ratio * advantages
-    clipped = jnp.clip(ratio, 1 - clip_epsilon, 1 + _high(clip_epsilon, clip_epsilon_high)) * advantages
-    losses = jnp.broadcast_to(-jnp.minimum(unclipped, clipped)[:, None], mask.shape)
-    return _output(inputs, losses, jnp.broadcast_to((clipped < unclipped)[:, None], mask.shape))
+    of_sequences = _clipped(ratio, advantages, clip_epsilon, clip_epsilon_high)
+    return _output(inputs, *(jnp.broadcast_to(values[:, None], mask.shape) for values in of_sequences))
 
 
 def gspo_token_loss(inputs: LossInputs, *, clip_epsilon: float, clip_epsilon_high: float | None = None) -> LossOutput:
@@ -127,9 +123,7 @@ def gspo_token_loss(inputs: LossInputs, *, clip_epsilon: float, clip_epsilon_hig
     one = jnp.exp(logprobs - jax.lax.stop_gradient(logprobs))
     ratio = jax.lax.stop_gradient(sequence)[:, None] * one
     advantages = _token_advantages(inputs)
-    unclipped = ratio * advantages
-    clipped = jnp.clip(ratio, 1 - clip_epsilon, 1 + _high(clip_epsilon, clip_epsilon_high)) * advantages
-    return _output(inputs, -jnp.minimum(unclipped, clipped), clipped < unclipped)
+    return _output(inputs, *_clipped(ratio, advantages, clip_epsilon, clip_epsilon_high))
 
 
 def cispo_loss(inputs: LossInputs, *, clip_epsilon_high: float, clip_epsilon: float = 1.0) -> LossOutput:
@@ -204,8 +198,13 @@ def _ratio(log_ratio: Float[Array, "*B"]) -> Float[Array, "*B"]:
     return jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
-def _high(low: float, high: float | None) -> float:
-    return low if high is None else high
+def _clipped(
+    ratio: Float[Array, "*B"], advantages: Float[Array, "*B"], low: float, high: float | None
+) -> tuple[Float[Array, "*B"], Bool[Array, "*B"]]:
+    """-min(ratio A, clip(ratio, 1 - low, 1 + high) A), and where the clip takes the gradient away."""
+    unclipped = ratio * advantages
+    clipped = jnp.clip(ratio, 1 - low, 1 + (low if high is None else high)) * advantages
+    return -jnp.minimum(unclipped, clipped), clipped < unclipped
 
 
 def _token_advantages(inputs: LossInputs) -> Float[Array, "B T"]:

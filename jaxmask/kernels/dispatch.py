@@ -57,7 +57,7 @@ def choose(operation: str, implementation: str, array: Any, refusal: str | None 
         if refusal is not None:
             raise NotImplementedError(f"{operation}: implementation {implementation!r} cannot run: {refusal}")
         return implementation
-    if device.platform not in ("gpu", "cuda"):
+    if not _is_gpu(device):
         return "xla"
     refusal = refusal or _refusal_of(device)
     if refusal is None:
@@ -75,7 +75,7 @@ def settle(implementation: str, array: Any) -> str:
       ValueError: an unknown implementation.
     """
     check_implementation(implementation)
-    is_off_gpu = _is_concrete(array) and _device_of(array, None).platform not in ("gpu", "cuda")
+    is_off_gpu = _is_concrete(array) and not _is_gpu(_device_of(array, None))
     return "xla" if implementation == "auto" and is_off_gpu else implementation
 
 
@@ -98,6 +98,10 @@ def too_many_cells(cells: Any) -> str | None:
     return f"there are {cells.size} cells, and the kernel counts to 2^31 - 1; cut the rows into blocks"
 
 
+def _is_gpu(device: Any) -> bool:
+    return device.platform in ("gpu", "cuda")
+
+
 def _is_concrete(array: Any) -> bool:
     return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
 
@@ -115,7 +119,7 @@ def _device_of(array: Any, mesh: Any) -> Any:
 
 def _refusal_of(device: Any) -> str | None:
     """Why no kernel runs on a device."""
-    if device.platform not in ("gpu", "cuda"):
+    if not _is_gpu(device):
         return f"the kernels are for NVIDIA GPUs, and the arrays lie on a {device.platform}"
     try:
         capability = float(device.compute_capability)
