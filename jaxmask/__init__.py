@@ -10,7 +10,7 @@ from jaxmask.drawn import Sample, TopLogprobs
 from jaxmask.generate import generate
 from jaxmask.history import History
 from jaxmask.params import SamplingParams
-from jaxmask.policy import Scores, full_scores, masked_log_probs, support_log_probs, support_scores
+from jaxmask.policy import Reference, Scores, full_scores, masked_log_probs, support_log_probs, support_scores
 from jaxmask.prompt import PromptLogprobs, prompt_logprobs
 from jaxmask.replay import Replay
 from jaxmask.rollout import Finish, Rollout
@@ -23,6 +23,7 @@ __all__ = [
     "Finish",
     "History",
     "PromptLogprobs",
+    "Reference",
     "Replay",
     "Rollout",
     "Sample",

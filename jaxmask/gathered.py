@@ -1,7 +1,7 @@
 """Logits of kept ids alone: the LM head's rows are gathered where supports point to them.
 
-Cost follows the ids that are there, not the cells that could hold some, and not the vocabulary: cells are taken in
-blocks, as many as needed. Supports of one id are left out: whatever their logit is, its probability is 1.
+Cost follows the ids that are asked for, not the cells that could hold some, and not the vocabulary: cells are taken in
+blocks, as many as needed.
 
 With x_nj = hidden[n] . head[id_nj], the sum over cells of g_nj x_nj is linear in g, hidden and head. Each of the three
 functions below is its derivative by one of them, and their own derivatives are the other two: reverse mode works to any
@@ -11,6 +11,7 @@ order, and forward mode is not offered.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +21,17 @@ from jaxtyping import Array, Bool, Float, Int
 _BLOCK = 256
 
 
+class Cells(NamedTuple):
+    """The cells that are asked for: starts[n] : starts[n] + counts[n] of each row, whose ids index the head's rows."""
+
+    token_ids: Int[Array, "N W"]
+    starts: Int[Array, " N"]
+    counts: Int[Array, " N"]
+
+
 @jax.custom_vjp
-def kept_logits(
-    hidden: Float[Array, "N D"], head: Float[Array, "U D"], token_ids: Int[Array, "N W"], counts: Int[Array, " N"]
-) -> Float[Array, "N W"]:
-    """hidden[n] . head[id] of each row's first `counts` ids, float32; 0 in other cells and in rows of one id.
+def kept_logits(hidden: Float[Array, "N D"], head: Float[Array, "U D"], cells: Cells) -> Float[Array, "N W"]:
+    """hidden[n] . head[id] of each cell that is asked for, float32; 0 in the others.
 
     Differentiable in `hidden` and `head`, in reverse, with sums in float32. What lies in rows and cells that are left
     out, and in rows without a cotangent, NaN included, changes nothing and gets no gradient.
@@ -32,79 +39,68 @@ def kept_logits(
     Args:
       hidden: one state per row, any float dtype.
       head: rows of the LM head.
-      token_ids: ids in [0, U) in the first `counts` cells of each row.
-      counts: at most W.
+      cells: ids in [0, U).
     """
-    num_rows, width = token_ids.shape
+    num_rows = hidden.shape[0]
 
-    def add(kept: Array, rows: Array, cells: Array, ids: Array, is_used: Array) -> Array:
+    def add(kept: Array, rows: Array, columns: Array, ids: Array, is_used: Array) -> Array:
         products = _rows(hidden, rows) * _rows(head, ids)
         # As a product with ones: this sum is vectorised, and `sum` over a row of a gather is not.
         values = jnp.dot(products, jnp.ones(products.shape[1]), precision=jax.lax.Precision.HIGHEST)
-        return kept.at[jnp.where(is_used, rows, num_rows), cells].set(values, mode="drop")
+        return kept.at[jnp.where(is_used, rows, num_rows), columns].set(values, mode="drop")
 
-    return _over_blocks(add, jnp.zeros((num_rows, width)), token_ids, counts)
+    return _over_blocks(add, jnp.zeros(cells.token_ids.shape), cells)
 
 
 @jax.custom_vjp
-def _to_hidden(
-    weights: Float[Array, "N W"], head: Float[Array, "U D"], token_ids: Int[Array, "N W"], counts: Int[Array, " N"]
-) -> Float[Array, "N D"]:
+def _to_hidden(weights: Float[Array, "N W"], head: Float[Array, "U D"], cells: Cells) -> Float[Array, "N D"]:
     """Sum over each row's cells of weight times head[id], float32."""
 
-    def add(total: Array, rows: Array, cells: Array, ids: Array, is_used: Array) -> Array:
-        terms = _weighted(weights, rows, cells, is_used, _rows(head, ids))
+    def add(total: Array, rows: Array, columns: Array, ids: Array, is_used: Array) -> Array:
+        terms = _weighted(weights, rows, columns, is_used, _rows(head, ids))
         return total.at[rows].add(terms, indices_are_sorted=True)
 
-    return _over_blocks(add, jnp.zeros((token_ids.shape[0], head.shape[1])), token_ids, counts)
+    return _over_blocks(add, jnp.zeros((weights.shape[0], head.shape[1])), cells)
 
 
 @jax.custom_vjp
 def _to_head(
-    weights: Float[Array, "N W"],
-    hidden: Float[Array, "N D"],
-    like: Float[Array, "U D"],
-    token_ids: Int[Array, "N W"],
-    counts: Int[Array, " N"],
+    weights: Float[Array, "N W"], hidden: Float[Array, "N D"], like: Float[Array, "U D"], cells: Cells
 ) -> Float[Array, "U D"]:
-    """Sum over the cells that hold an id of weight times hidden[n], float32; `like` gives the shape alone."""
+    """Sum over the cells of each id of weight times hidden[n], float32; `like` gives the shape alone."""
 
-    def add(total: Array, rows: Array, cells: Array, ids: Array, is_used: Array) -> Array:
-        return total.at[ids].add(_weighted(weights, rows, cells, is_used, _rows(hidden, rows)))
+    def add(total: Array, rows: Array, columns: Array, ids: Array, is_used: Array) -> Array:
+        return total.at[ids].add(_weighted(weights, rows, columns, is_used, _rows(hidden, rows)))
 
-    return _over_blocks(add, jnp.zeros(like.shape), token_ids, counts)
-
-
-def _kept_fwd(hidden: Array, head: Array, token_ids: Array, counts: Array) -> tuple[Array, tuple[Array, ...]]:
-    return kept_logits(hidden, head, token_ids, counts), (hidden, head, token_ids, counts)
+    return _over_blocks(add, jnp.zeros(like.shape), cells)
 
 
-def _kept_bwd(saved: tuple[Array, ...], g: Array) -> tuple[Array, Array, None, None]:
-    hidden, head, token_ids, counts = saved
-    to_hidden = _to_hidden(g, head, token_ids, counts).astype(hidden.dtype)
-    return to_hidden, _to_head(g, hidden, head, token_ids, counts).astype(head.dtype), None, None
+def _kept_fwd(hidden: Array, head: Array, cells: Cells) -> tuple[Array, tuple[Any, ...]]:
+    return kept_logits(hidden, head, cells), (hidden, head, cells)
 
 
-def _hidden_fwd(weights: Array, head: Array, token_ids: Array, counts: Array) -> tuple[Array, tuple[Array, ...]]:
-    return _to_hidden(weights, head, token_ids, counts), (weights, head, token_ids, counts)
+def _kept_bwd(saved: tuple[Any, ...], g: Array) -> tuple[Array, Array, None]:
+    hidden, head, cells = saved
+    return _to_hidden(g, head, cells).astype(hidden.dtype), _to_head(g, hidden, head, cells).astype(head.dtype), None
 
 
-def _hidden_bwd(saved: tuple[Array, ...], g: Array) -> tuple[Array, Array, None, None]:
-    weights, head, token_ids, counts = saved
-    to_head = _to_head(weights, g, head, token_ids, counts).astype(head.dtype)
-    return kept_logits(g, head, token_ids, counts), to_head, None, None
+def _hidden_fwd(weights: Array, head: Array, cells: Cells) -> tuple[Array, tuple[Any, ...]]:
+    return _to_hidden(weights, head, cells), (weights, head, cells)
 
 
-def _head_fwd(
-    weights: Array, hidden: Array, like: Array, token_ids: Array, counts: Array
-) -> tuple[Array, tuple[Array, ...]]:
-    return _to_head(weights, hidden, like, token_ids, counts), (weights, hidden, like, token_ids, counts)
+def _hidden_bwd(saved: tuple[Any, ...], g: Array) -> tuple[Array, Array, None]:
+    weights, head, cells = saved
+    return kept_logits(g, head, cells), _to_head(weights, g, head, cells).astype(head.dtype), None
 
 
-def _head_bwd(saved: tuple[Array, ...], g: Array) -> tuple[Array, Array, Array, None, None]:
-    weights, hidden, like, token_ids, counts = saved
-    to_hidden = _to_hidden(weights, g, token_ids, counts).astype(hidden.dtype)
-    return kept_logits(hidden, g, token_ids, counts), to_hidden, jnp.zeros_like(like), None, None
+def _head_fwd(weights: Array, hidden: Array, like: Array, cells: Cells) -> tuple[Array, tuple[Any, ...]]:
+    return _to_head(weights, hidden, like, cells), (weights, hidden, like, cells)
+
+
+def _head_bwd(saved: tuple[Any, ...], g: Array) -> tuple[Array, Array, Array, None]:
+    weights, hidden, like, cells = saved
+    to_hidden = _to_hidden(weights, g, cells).astype(hidden.dtype)
+    return kept_logits(hidden, g, cells), to_hidden, jnp.zeros_like(like), None
 
 
 kept_logits.defvjp(_kept_fwd, _kept_bwd)
@@ -112,49 +108,42 @@ _to_hidden.defvjp(_hidden_fwd, _hidden_bwd)
 _to_head.defvjp(_head_fwd, _head_bwd)
 
 
-def _over_blocks(
-    add: Callable[[Array, Array, Array, Array, Array], Array],
-    start: Array,
-    token_ids: Int[Array, "N W"],
-    counts: Int[Array, " N"],
-) -> Array:
-    """`start` after `add(total, rows, cells, ids, is_used)` of every block."""
-
-    num = _num_scored(counts)
-    ends = jnp.cumsum(num)
-
-    def step(block: Array, total: Array) -> Array:
-        rows, cells, is_used = _cells(num, ends, block)
-        return add(total, rows, cells, jnp.where(is_used, token_ids[rows, cells], 0), is_used)
-
+def _over_blocks(add: Callable[[Array, Array, Array, Array, Array], Array], start: Array, cells: Cells) -> Array:
+    """`start` after `add(total, rows, columns, ids, is_used)` of every block."""
+    token_ids, starts, counts = cells
     if token_ids.size == 0:
         return start
+    ends = jnp.cumsum(counts)
+
+    def step(block: Array, total: Array) -> Array:
+        rows, places, is_used = _places(counts, ends, block)
+        columns = jnp.where(is_used, starts[rows] + places, 0)
+        return add(total, rows, columns, jnp.where(is_used, token_ids[rows, columns], 0), is_used)
+
     return jax.lax.fori_loop(0, _num_blocks(counts), step, start)
 
 
-def _num_scored(counts: Int[Array, " N"]) -> Int[Array, " N"]:
-    return jnp.where(counts > 1, counts, 0)
-
-
 def _num_blocks(counts: Int[Array, " N"]) -> Int[Array, ""]:
-    return (_num_scored(counts).sum(dtype=jnp.int32) + _BLOCK - 1) // _BLOCK
+    return (counts.sum(dtype=jnp.int32) + _BLOCK - 1) // _BLOCK
 
 
-def _cells(
-    num: Int[Array, " N"], ends: Int[Array, " N"], block: Int[Array, ""]
+def _places(
+    counts: Int[Array, " N"], ends: Int[Array, " N"], block: Int[Array, ""]
 ) -> tuple[Int[Array, " B"], Int[Array, " B"], Bool[Array, " B"]]:
-    """Row and cell of each place of a block, and whether there is one: counts [3, 1, 2] give (0, 0), (0, 1), (0, 2),
-    (2, 0), (2, 1). `ends` is the running sum of `num`."""
-    places = block * _BLOCK + jnp.arange(_BLOCK, dtype=jnp.int32)
-    is_used = places < ends[-1]
-    rows = jnp.minimum(jnp.searchsorted(ends, places, side="right"), num.shape[0] - 1).astype(jnp.int32)
-    return rows, jnp.where(is_used, places - (ends - num)[rows], 0), is_used
+    """Row, and place within it, of each cell of a block, and whether there is one.
+
+    Counts [3, 0, 2] give (0, 0), (0, 1), (0, 2), (2, 0), (2, 1); `ends` is their running sum.
+    """
+    indices = block * _BLOCK + jnp.arange(_BLOCK, dtype=jnp.int32)
+    is_used = indices < ends[-1]
+    rows = jnp.minimum(jnp.searchsorted(ends, indices, side="right"), counts.shape[0] - 1).astype(jnp.int32)
+    return rows, indices - (ends - counts)[rows], is_used
 
 
-def _weighted(weights: Array, rows: Array, cells: Array, is_used: Array, vectors: Array) -> Array:
-    """weight times vector of each place. Tokens that are not trained on have no weight, and their states may hold
+def _weighted(weights: Array, rows: Array, columns: Array, is_used: Array, vectors: Array) -> Array:
+    """weight times vector of each cell. Tokens that are not trained on have no weight, and their states may hold
     anything: 0 x NaN is NaN."""
-    weight = jnp.where(is_used, weights[rows, cells], 0.0)[:, None]
+    weight = jnp.where(is_used, weights[rows, columns], 0.0)[:, None]
     return jnp.where(weight != 0, weight * vectors, 0.0)
 
 

@@ -103,6 +103,20 @@ class History:
             tail = jnp.where(is_active[:, None], shifted, tail)
         return History(self.in_prompt, counts, tail)
 
+    def extend(self, token_ids: Int[Array, "B T"], lengths: Int[Array, " B"]) -> History:
+        """The history after the first `lengths` tokens of each row, all at once; what `append` makes one by one."""
+        counts, tail = self.output_counts, self.tail
+        steps = jnp.arange(token_ids.shape[1], dtype=jnp.int32)[None, :]
+        if counts is not None:
+            rows = jnp.arange(counts.shape[0], dtype=jnp.int32)[:, None]
+            ids = jnp.where((steps < lengths[:, None]) & (token_ids >= 0), token_ids, counts.shape[1])
+            counts = counts.at[rows, ids].add(1, mode="drop")
+        if tail is not None:
+            both = jnp.concatenate([tail, token_ids], axis=1)
+            last = lengths[:, None] + jnp.arange(tail.shape[1], dtype=jnp.int32)[None, :]
+            tail = jnp.take_along_axis(both, last, axis=1)
+        return History(self.in_prompt, counts, tail)
+
 
 def _rectangle(lists: Sequence[Sequence[int]]) -> Int[Array, "B S"]:
     cells = np.zeros((len(lists), max(map(len, lists), default=0)), np.int32)

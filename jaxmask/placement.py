@@ -75,6 +75,34 @@ def resolve(logits: jax.Array, sharding: NamedSharding | PartitionSpec | None) -
     return placed if math.prod(counts) > 1 or placed.is_explicit else None
 
 
+def resolve_head(
+    hidden: jax.Array, head: jax.Array, sharding: NamedSharding | PartitionSpec | None
+) -> Placement | None:
+    """How the logits of hidden states [*B, D] and an LM head [V, D] are cut; None for one device.
+
+    As `sharding` of the logits says, or as can be seen: rows like the first axis of `hidden`, ids like that of `head`.
+    A head that is cut along an axis of the rows is gathered, as sharded parameters are.
+
+    Raises:
+      ValueError: as in `resolve`.
+      NotImplementedError: the axes are manual (inside `shard_map`).
+    """
+    if sharding is None:
+        of_rows, of_ids = _visible(hidden), _visible(head)
+        seen = of_ids or of_rows
+        if seen is None:
+            return None
+        rows, ids = (_names(part.spec[0]) if part is not None and part.spec else () for part in (of_rows, of_ids))
+        sharding = NamedSharding(seen.mesh, PartitionSpec(rows or None, tuple(a for a in ids if a not in rows) or None))
+    placed = resolve(head, sharding)
+    if placed is not None and placed.mesh is None:
+        raise NotImplementedError(
+            f"sharding {sharding} names manual axes: inside shard_map the learner's head runs on a device's own rows "
+            f"and a whole head alone; call it outside, with the sharding of the whole arrays."
+        )
+    return placed
+
+
 def _visible(logits: jax.Array) -> NamedSharding | None:
     sharding = jax.typeof(logits).sharding if isinstance(logits, jax.core.Tracer) else getattr(logits, "sharding", None)
     # Inside shard_map arrays are pieces: what the context says of the whole is not theirs.

@@ -1,38 +1,22 @@
-"""The learner's side: log-probabilities and entropy of a policy on the supports its tokens were sampled from.
+"""The learner's side: log-probabilities, entropy and KL of a policy on the supports its tokens were sampled from.
 
-Work and memory follow the kept ids, not the vocabulary: see `jaxmask.gathered`.
+Work and memory follow the kept ids, not the vocabulary: see `jaxmask.gathered`, and `jaxmask.heads` for meshes.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
 
-from jaxmask import filters, gathered
+from jaxmask import placement, scores, scoring
 from jaxmask.kernels import dispatch
 from jaxmask.kernels.head import api as head_kernel
+from jaxmask.replay import Replay
+from jaxmask.scores import Scores
+from jaxmask.scoring import Policy, Reference
 from jaxmask.support import Support
-
-# Rows at once where a whole vocabulary is needed: bounds memory to this times V.
-_ROWS_PER_CHUNK = 64
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Scores:
-    """What a policy says about sampled tokens.
-
-    Attributes:
-      logprobs: of each token; -inf where it lies outside its support.
-      entropy: of the distribution the token is scored on, in nats.
-    """
-
-    logprobs: Float[Array, "*B"]
-    entropy: Float[Array, "*B"]
 
 
 def masked_log_probs(
@@ -61,7 +45,7 @@ def masked_log_probs(
     Source: DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
     """
     _check_shapes(logits.shape[:-1], support, token_ids)
-    _check_temperature(temperature, token_ids.shape)
+    temperatures = _temperatures(temperature, token_ids)
     if logits.shape[-1] < support.vocab_size:
         raise ValueError(f"logits have {logits.shape[-1]} columns, fewer than the support's {support.vocab_size} ids.")
     if support.packed is None:
@@ -71,7 +55,8 @@ def masked_log_probs(
     else:
         kept, kept_logits = support.to_mask(), logits[..., : support.vocab_size]
         columns = jax.lax.broadcasted_iota(jnp.int32, kept.shape, kept.ndim - 1)
-    return _scores(kept_logits, kept, columns == token_ids[..., None], temperature).logprobs
+    rows = scores.of_columns(kept_logits, kept, columns == token_ids[..., None], temperatures)
+    return rows.logprobs
 
 
 def support_log_probs(
@@ -81,35 +66,53 @@ def support_log_probs(
     token_ids: Int[Array, "*B"],
     *,
     temperature: float | Float[Array, ...] = 1.0,
-    edit: Callable[[Float[Array, "*B W"]], Float[Array, "*B W"]] | None = None,
+    logit_softcap: float | None = None,
+    replay: Replay | None = None,
+    sharding: NamedSharding | PartitionSpec | None = None,
     implementation: str = "auto",
 ) -> Float[Array, "*B"]:
     """Log-probability of each token under the softmax restricted to its support; never builds [*B, V].
 
-    log p(a) = z_a / T - log sum_{v in support} exp(z_v / T),  z_v = hidden . head[v]
+    log p(a) = z_a / T - log sum_{v in support} exp(z_v / T),  z_v = edits(cap(hidden . head[v]))
+
+    Supports wider than their cells go through the vocabulary, 64 rows at a time; all others cost their ids.
 
     Args:
       hidden: final hidden states, any float dtype; products accumulate in float32.
-      head: rows of the LM head; it may have more rows than the vocabulary (padding).
+      head: rows of the LM head, tied to an embedding or not; it may have more rows than the vocabulary (padding).
       support: recorded at sampling; its leading axes are those of `hidden`.
       token_ids: sampled ids.
       temperature: that of the rollout: one number, or an array of the leading shape; 0 (greedy) tempers nothing.
-      edit: what the sampler did to the logits before the temperature, on the cells of the supports (see `replay`).
+      logit_softcap: the model's cap on its logits, x -> cap tanh(x / cap); > 0; None: none.
+      replay: the edits of the rollout, `Replay.of(rollout)`; the leading axes are then [B, T].
+      sharding: how the logits [N, V] are cut over a mesh, the rows' first axis and the ids: a `NamedSharding`, or a
+        `PartitionSpec` for the mesh in context, such as `PartitionSpec("data", "tensor")`. Not needed outside of jit,
+        where `hidden` and `head` show it. The head stays where it is; one sum of kept columns crosses devices.
       implementation: "pallas_gpu", "xla", "interpret" or "auto": the kernel on NVIDIA GPUs, plain XLA elsewhere (see
-        `kernels.dispatch`). Supports with packed bits have no kernel, and the kernel has first derivatives alone.
+        `kernels.dispatch`). The kernel has first derivatives alone.
 
     Returns:
-      In (-inf, 0]; -inf where the token lies outside its support. Differentiable in `hidden` and `head`; the gradient
-      is exactly 0 in the rows of `head` outside the supports. There is no forward mode.
+      In (-inf, 0]; -inf where the token lies outside its support. Differentiable in `hidden` and `head`, in reverse,
+      and to any order where no support has packed bits; the gradient is exactly 0 in the rows of `head` outside the
+      supports.
 
     Raises:
-      ValueError: leading shapes or the vocabulary differ, or an edit is to be replayed on supports with packed bits.
-      NotImplementedError: the kernel was asked for and cannot do this.
+      ValueError: leading shapes or the vocabulary differ, a number is out of its range, or a sharding that the mesh
+        does not have.
+      NotImplementedError: the kernel was asked for and cannot do this, or the sharding is one inside `shard_map`.
 
-    Source: DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
+    Source: DeepSeek-V3.2, arXiv 2512.02556, section 3.1; the cap: Gemma 2, arXiv 2408.00118, section 2.
     """
     return support_scores(
-        hidden, head, support, token_ids, temperature=temperature, edit=edit, implementation=implementation
+        hidden,
+        head,
+        support,
+        token_ids,
+        temperature=temperature,
+        logit_softcap=logit_softcap,
+        replay=replay,
+        sharding=sharding,
+        implementation=implementation,
     ).logprobs
 
 
@@ -120,113 +123,85 @@ def support_scores(
     token_ids: Int[Array, "*B"],
     *,
     temperature: float | Float[Array, ...] = 1.0,
-    edit: Callable[[Float[Array, "*B W"]], Float[Array, "*B W"]] | None = None,
+    logit_softcap: float | None = None,
+    replay: Replay | None = None,
+    reference: Reference | None = None,
+    return_id_logprobs: bool = False,
+    sharding: NamedSharding | PartitionSpec | None = None,
     implementation: str = "auto",
 ) -> Scores:
-    """`support_log_probs` and, from the same kept logits, the entropy over each support.
+    """`support_log_probs` and, from the same kept logits, the entropy over each support; more on request.
 
     Rows with an empty support score -inf and get no gradient, whatever their hidden state holds.
+
+    Args:
+      hidden: as in `support_log_probs`, like all that is not named here.
+      head: the same.
+      support: the same.
+      token_ids: the same.
+      temperature: the same.
+      logit_softcap: the same.
+      replay: the same.
+      reference: a reference policy: gives its log-probabilities and KL(policy || reference), exact over each support.
+        It is scored with the same cap, edits and temperature, and cut over devices in the same way.
+      return_id_logprobs: the log-probability of every id in the compact cells.
+      sharding: as in `support_log_probs`.
+      implementation: the same.
+
+    Raises:
+      ValueError: as in `support_log_probs`, or the reference does not have the shapes of the policy.
+      NotImplementedError: as in `support_log_probs`.
     """
     _check_shapes(hidden.shape[:-1], support, token_ids)
-    _check_temperature(temperature, token_ids.shape)
-    if head.shape[0] < support.vocab_size:
-        raise ValueError(f"head has {head.shape[0]} rows, fewer than the support's {support.vocab_size} ids.")
+    placed = placement.resolve_head(hidden, head, sharding)
+    policy = Policy(hidden, head, _temperatures(temperature, token_ids), logit_softcap, replay, reference, placed)
+    _check_policy(policy, support.vocab_size)
+    mesh = None if placed is None else placed.mesh
     refusal = head_kernel.refusal(hidden, head, support.token_ids)
-    refusal = (
-        refusal if support.packed is None else "supports have packed bits, and the kernel sees compact cells alone"
-    )
-    chosen = dispatch.choose("support_scores", implementation, hidden, refusal)
-    if support.packed is not None:
-        if edit is not None:
-            raise ValueError("edit cannot be replayed on supports with packed bits: their ids do not lie in cells.")
-        # A row without a support is no sampled token: whatever its state holds must not reach the head's gradient.
-        hidden = jnp.where(support.counts[..., None] > 0, hidden, jnp.zeros((), hidden.dtype))
-        return _over_vocabulary(hidden, head[: support.vocab_size], support, token_ids, temperature)
-    kept = _kept_logits(hidden, head, support, chosen)
-    if edit is not None:
-        kept = edit(kept)
-    return _scores(kept, support.cells(), support.token_ids == token_ids[..., None], temperature)
-
-
-def _kept_logits(
-    hidden: Float[Array, "*B D"], head: Float[Array, "U D"], support: Support, implementation: str
-) -> Float[Array, "*B W"]:
-    rows = support.reshape(-1)
-    # A broken `support_bound` lets counts exceed the cells: what is beyond them is lost, and is not the next row's.
-    arrays = hidden.reshape(-1, hidden.shape[-1]), head, rows.token_ids, jnp.minimum(rows.counts, rows.width)
-    if implementation == "xla":
-        return gathered.kept_logits(*arrays).reshape(support.token_ids.shape)
-    return head_kernel.kept_logits(*arrays, implementation=implementation).reshape(support.token_ids.shape)
+    chosen = dispatch.choose("support_scores", implementation, hidden, refusal, mesh)
+    return scoring.on_supports(policy, support, token_ids, return_id_logprobs, chosen)
 
 
 def full_scores(
     hidden: Float[Array, "*B D"],
-    head: Float[Array, "V D"],
+    head: Float[Array, "U D"],
     token_ids: Int[Array, "*B"],
     *,
+    vocab_size: int | None = None,
     temperature: float | Float[Array, ...] = 1.0,
+    logit_softcap: float | None = None,
+    replay: Replay | None = None,
+    reference: Reference | None = None,
+    sharding: NamedSharding | PartitionSpec | None = None,
 ) -> Scores:
-    """Log-probability and entropy over the whole vocabulary, as trainers without supports compute them.
+    """Scores over the whole vocabulary, as trainers without supports compute them; after the edits, where there are.
 
-    Rows go through in chunks that are recomputed in the backward pass: memory is 64 V, not [*B, V].
+    Rows go through in chunks that are recomputed in the backward pass: memory is 64 V, not [*B, V]. First derivatives
+    alone.
+
+    Args:
+      hidden: final hidden states, any float dtype.
+      head: rows of the LM head.
+      token_ids: sampled ids.
+      vocab_size: ids that there are, where the head is padded with more rows; None: all rows are ids.
+      temperature: as in `support_log_probs`.
+      logit_softcap: the same.
+      replay: the same.
+      reference: as in `support_scores`.
+      sharding: as in `support_log_probs`.
 
     Raises:
-      ValueError: leading shapes differ.
+      ValueError: as in `support_scores`.
+      NotImplementedError: the sharding is one inside `shard_map`.
     """
     if hidden.shape[:-1] != token_ids.shape:
         raise ValueError(f"leading shapes must agree, got {hidden.shape[:-1]} for hidden and {token_ids.shape}.")
-    _check_temperature(temperature, token_ids.shape)
-    return _over_vocabulary(hidden, head, None, token_ids, temperature)
-
-
-def _over_vocabulary(
-    hidden: Float[Array, "*B D"],
-    head: Float[Array, "V D"],
-    support: Support | None,
-    token_ids: Int[Array, "*B"],
-    temperature: float | Float[Array, ...],
-) -> Scores:
-    vocabulary = jnp.arange(head.shape[0], dtype=jnp.int32)
-    temperatures = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), token_ids.shape)
-
-    @jax.checkpoint
-    def score_row(row: tuple[Array, Support | None, Array, Array]) -> Scores:
-        row_hidden, row_support, token_id, row_temperature = row
-        kept = jnp.ones(head.shape[0], jnp.bool_) if row_support is None else row_support.to_mask()
-        # Highest precision: the sampler's logits must be met to rounding, also where products default to TF32.
-        row_logits = jnp.einsum(
-            "d,vd->v", row_hidden, head, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
-        )
-        return _scores(row_logits, kept, vocabulary == token_id, row_temperature)
-
-    rows = (hidden, support, token_ids, temperatures)
-    leading = token_ids.ndim
-    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[leading:]), rows)
-    scores = jax.lax.map(score_row, flat, batch_size=min(_ROWS_PER_CHUNK, token_ids.size))
-    return jax.tree.map(lambda leaf: leaf.reshape(token_ids.shape), scores)
-
-
-def _scores(
-    logits: Float[Array, "*B C"],
-    kept: Bool[Array, "*#B C"],
-    is_token: Bool[Array, "*#B C"],
-    temperature: float | Float[Array, ...],
-) -> Scores:
-    """Scores over the kept columns; the others are replaced before any arithmetic, so NaN there is harmless."""
-    factor = filters.inverse_temperature(jnp.asarray(temperature, jnp.float32))
-    factor = factor[..., None] if factor.ndim else factor
-    x = jnp.where(kept, logits, 0.0).astype(jnp.float32)
-    top = jax.lax.stop_gradient(jnp.where(kept, x, -jnp.inf).max(axis=-1, keepdims=True))
-    # As in the sampler: the maximum leaves first, so the likeliest token is at exactly 0.
-    shifted = (x - jnp.where(jnp.isfinite(top), top, 0.0)) * factor
-    weights = jnp.where(kept, jnp.exp(jnp.where(kept, shifted, 0.0)), 0.0)
-    mass = weights.sum(axis=-1)
-    log_mass = jnp.log(jnp.where(mass > 0, mass, 1.0))
-    is_found = kept & is_token
-    logprobs = jnp.where(is_found, shifted, 0.0).sum(axis=-1) - log_mass
-    # H = log mass - sum_v p_v shifted_v
-    entropy = log_mass - jnp.where(kept, weights * shifted, 0.0).sum(axis=-1) / jnp.where(mass > 0, mass, 1.0)
-    return Scores(jnp.where(is_found.any(axis=-1), logprobs, -jnp.inf), entropy)
+    placed = placement.resolve_head(hidden, head, sharding)
+    policy = Policy(hidden, head, _temperatures(temperature, token_ids), logit_softcap, replay, reference, placed)
+    vocab_size = head.shape[0] if vocab_size is None else vocab_size
+    _check_policy(policy, vocab_size)
+    rows = scoring.over_vocabulary(policy, token_ids, vocab_size)
+    return Scores(rows.logprobs, rows.entropy, None, rows.kl, rows.ref_logprobs)
 
 
 def _check_shapes(leading: tuple[int, ...], support: Support, token_ids: Int[Array, "*B"]) -> None:
@@ -237,11 +212,39 @@ def _check_shapes(leading: tuple[int, ...], support: Support, token_ids: Int[Arr
         )
 
 
-def _check_temperature(temperature: float | Float[Array, ...], leading: tuple[int, ...]) -> None:
+def _temperatures(temperature: float | Float[Array, ...], token_ids: Int[Array, "*B"]) -> Float[Array, "*B"]:
     if not isinstance(temperature, jax.Array):
         if not temperature >= 0:
             raise ValueError(f"temperature must be at least 0, got {temperature}.")
-    elif temperature.ndim and temperature.shape != leading:
+    elif temperature.ndim and temperature.shape != token_ids.shape:
         raise ValueError(
-            f"temperature must be one number or have the leading shape {leading}, got {temperature.shape}."
+            f"temperature must be one number or have the leading shape {token_ids.shape}, got {temperature.shape}."
+        )
+    return jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), token_ids.shape)
+
+
+def _check_policy(policy: Policy, vocab_size: int) -> None:
+    """Raises ValueError unless head, cap, replay and reference fit the hidden states."""
+    hidden, head, cap, replay, reference = (
+        policy.hidden,
+        policy.head,
+        policy.logit_softcap,
+        policy.replay,
+        policy.reference,
+    )
+    if head.ndim != 2 or head.shape[1] != hidden.shape[-1]:
+        raise ValueError(f"head must have the {hidden.shape[-1]} columns of hidden, got shape {head.shape}.")
+    if head.shape[0] < vocab_size:
+        raise ValueError(f"head has {head.shape[0]} rows, fewer than the {vocab_size} ids of the vocabulary.")
+    if cap is not None and not 0 < cap < jnp.inf:
+        raise ValueError(f"logit_softcap must be > 0 and finite, or None, got {cap}.")
+    if replay is not None and replay.token_ids.shape != hidden.shape[:-1]:
+        raise ValueError(f"replay is of tokens {replay.token_ids.shape}, and hidden has {hidden.shape[:-1]}.")
+    if reference is not None and (reference.hidden.shape[:-1], reference.head.shape[0]) != (
+        hidden.shape[:-1],
+        head.shape[0],
+    ):
+        raise ValueError(
+            f"reference must have the tokens and ids of the policy, {hidden.shape[:-1]} and {head.shape[0]}, got "
+            f"{reference.hidden.shape[:-1]} and {reference.head.shape[0]}."
         )

@@ -38,6 +38,8 @@ class Rollout:
       sampling: the settings of each row.
       group_size: rows per prompt, G; B = P G.
       logprobs_mode: what `logprobs` holds.
+      sampled_mask: which tokens a learner trains on; the others (a tool's output, say) are context. None: all.
+      policy_versions: of the policy that sampled each token: iterations it had behind it. None where nobody said.
     """
 
     prompt_ids: Int[Array, "P S"]
@@ -50,8 +52,15 @@ class Rollout:
     sampling: SamplingBatch
     group_size: int = dataclasses.field(default=1, metadata={"static": True})
     logprobs_mode: str = dataclasses.field(default="processed_logprobs", metadata={"static": True})
+    sampled_mask: Bool[Array, "B T"] | None = None
+    policy_versions: Int[Array, "B T"] | None = None
+
+    @property
+    def token_mask(self) -> Bool[Array, "B T"]:
+        """Which cells hold tokens; from the lengths, since padding may look like a token."""
+        return jnp.arange(self.token_ids.shape[1], dtype=jnp.int32)[None, :] < self.lengths[:, None]
 
     @property
     def loss_mask(self) -> Bool[Array, "B T"]:
-        """Which cells hold generated tokens; from the lengths, since padding may look like a token."""
-        return jnp.arange(self.token_ids.shape[1], dtype=jnp.int32)[None, :] < self.lengths[:, None]
+        """Which tokens a learner trains on."""
+        return self.token_mask if self.sampled_mask is None else self.token_mask & self.sampled_mask

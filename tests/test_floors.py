@@ -22,12 +22,13 @@ ORDER = (
         "jaxmask.kernels.dispatch",
     ),
     ("jaxmask.checks", "jaxmask.filters", "jaxmask.placement", "jaxmask.ragged", "jaxmask.settings"),
-    ("jaxmask.kernels.triton", "jaxmask.batch", "jaxmask.candidates", "jaxmask.support"),
+    ("jaxmask.kernels.triton", "jaxmask.batch", "jaxmask.candidates", "jaxmask.scores", "jaxmask.support"),
     (
         "jaxmask.bisection",
         "jaxmask.drawn",
         "jaxmask.history",
         "jaxmask.rollout",
+        "jaxmask.vocabulary",
         "jaxmask.kernels.compact.pallas_gpu",
         "jaxmask.kernels.compact.reference",
         "jaxmask.kernels.filter.records",
@@ -44,8 +45,10 @@ ORDER = (
         "jaxmask.kernels.head.pallas_gpu",
     ),
     ("jaxmask.kernels.filter.reference", "jaxmask.kernels.head.api", "jaxmask.replay"),
-    ("jaxmask.kernels.filter.api", "jaxmask.policy"),
-    ("jaxmask.prompt", "jaxmask.sampling"),
+    ("jaxmask.heads", "jaxmask.kernels.filter.api"),
+    ("jaxmask.sampling", "jaxmask.scoring"),
+    ("jaxmask.policy",),
+    ("jaxmask.prompt",),
     ("jaxmask.generate",),
 )
 LIBRARY_NEEDS = {"jax", "numpy", "jaxtyping", "jaxmask"}

@@ -23,8 +23,8 @@ def case(counts, width, seed=0):
 
 
 def right(hidden, head, ids, counts, d_kept):
-    """Kept logits, and the gradients of their sum weighted by `d_kept`; rows of one id are left out."""
-    is_scored = (np.arange(ids.shape[1])[None, :] < counts[:, None]) & (counts > 1)[:, None]
+    """Kept logits, and the gradients of their sum weighted by `d_kept`."""
+    is_scored = np.arange(ids.shape[1])[None, :] < counts[:, None]
     safe = np.where(is_scored, ids, 0)
     kept = np.where(is_scored, np.einsum("nd,nwd->nw", hidden, head[safe]), 0)
     weights = np.where(is_scored, d_kept, 0)
@@ -33,10 +33,14 @@ def right(hidden, head, ids, counts, d_kept):
     return kept, np.einsum("nw,nwd->nd", weights, head[safe]), d_head
 
 
+def first(ids, counts):
+    return gathered.Cells(ids, jnp.zeros_like(counts), counts)
+
+
 @functools.partial(jax.jit, static_argnames="dtype")
 def score_and_pull(hidden, head, ids, counts, d_kept, dtype="float32"):
     arrays = hidden.astype(dtype), head.astype(dtype)
-    kept, pull = jax.vjp(lambda hidden, head: gathered.kept_logits(hidden, head, ids, counts), *arrays)
+    kept, pull = jax.vjp(lambda hidden, head: gathered.kept_logits(hidden, head, first(ids, counts)), *arrays)
     return kept, *pull(d_kept)
 
 
@@ -86,16 +90,16 @@ def test_bfloat16_is_summed_in_float32():
 
 @pytest.mark.parametrize("garbage", [np.nan, np.inf])
 def test_what_is_left_out_changes_nothing(garbage):
-    """Unused cells, rows without or with one id, rows whose cotangent is 0, rows of the head that no support has."""
+    """Unused cells, rows without ids, rows whose cotangent is 0, rows of the head that no support has."""
     counts = np.array([4, 0, 1, 6, 3, 2, 5])
     hidden, head, ids, d_kept = case(counts, 8)
     d_kept[4] = 0
     clean = run(hidden, head, ids, counts, d_kept)
     is_used = np.zeros(U, bool)
     for row, count in zip(ids, counts, strict=True):
-        is_used[row[:count]] |= count > 1
+        is_used[row[:count]] = True
         row[count:] = -7
-    hidden[[1, 2]] = garbage
+    hidden[1] = garbage
     head[~is_used] = garbage
     dirty = run(hidden, head, ids, counts, d_kept)
     for one, other in zip(clean, dirty, strict=True):
@@ -111,9 +115,20 @@ def test_what_is_left_out_changes_nothing(garbage):
 
 def test_work_follows_the_ids():
     """The loop's length is the number of blocks in use, and no array has a place for every cell's row of the head."""
-    counts = jnp.array([0, 1, 300, 1, 2], jnp.int32)
-    assert gathered._num_blocks(counts) == 2
-    assert gathered._num_blocks(jnp.ones(1000, jnp.int32)) == 0
+    assert gathered._num_blocks(jnp.array([0, 1, 253, 0, 2], jnp.int32)) == 1
+    assert gathered._num_blocks(jnp.array([0, 1, 254, 0, 2], jnp.int32)) == 2
+    assert gathered._num_blocks(jnp.zeros(1000, jnp.int32)) == 0
+
+
+def test_cells_may_start_anywhere():
+    """As those of a slice of the vocabulary do."""
+    hidden, head, ids, _ = case(np.array([6, 6, 6]), 6)
+    starts, counts = jnp.array([2, 0, 5], jnp.int32), jnp.array([3, 0, 1], jnp.int32)
+    kept = gathered.kept_logits(f32(hidden), f32(head), gathered.Cells(jnp.asarray(ids), starts, counts))
+    expected = np.zeros((3, 6))
+    for row, columns in ((0, [2, 3, 4]), (2, [5])):
+        expected[row, columns] = head[ids[row, columns]] @ hidden[row]
+    np.testing.assert_allclose(kept, expected, rtol=0, atol=tolerances.LOGPROB)
 
 
 def test_under_vmap_and_scan():
@@ -124,7 +139,7 @@ def test_under_vmap_and_scan():
     arguments = (*arrays, ids, jnp.asarray(counts.astype(np.int32)))
 
     def total(hidden, head, ids, counts):
-        return gathered.kept_logits(hidden, head, ids, counts).sum()
+        return gathered.kept_logits(hidden, head, first(ids, counts)).sum()
 
     gradient = jax.grad(total, argnums=(0, 1))
     alone = [gradient(*(leaf[part] for leaf in arguments)) for part in range(2)]
@@ -159,7 +174,7 @@ def test_second_derivatives():
 
         return jax.grad(along, argnums=(0, 1))(f32(hidden), f32(head))
 
-    found = product(lambda hidden, head: gathered.kept_logits(hidden, head, columns, sizes))
+    found = product(lambda hidden, head: gathered.kept_logits(hidden, head, first(columns, sizes)))
     for one, true in zip(found, product(plain), strict=True):
         assert np.abs(true).max() > 0.1
         np.testing.assert_allclose(one, true, rtol=0, atol=tolerances.GRADIENT * max(1, np.abs(true).max()))

@@ -81,12 +81,12 @@ def test_the_first_step_is_the_identity_with_every_edit_on():
     replay = Replay.of(rollout)
     temperature = jnp.broadcast_to(rollout.sampling.temperature[:, None], (5, T))
 
-    def logprobs(edit, implementation="xla"):
-        options = {"temperature": temperature, "edit": edit, "implementation": implementation}
+    def logprobs(replay, implementation="xla"):
+        options = {"temperature": temperature, "replay": replay, "implementation": implementation}
         return support_log_probs(hidden, head, rollout.support, rollout.token_ids, **options)
 
     for implementation in ("xla", "interpret"):
-        found = logprobs(replay.edited, implementation)
+        found = logprobs(replay, implementation)
         np.testing.assert_allclose(found, rollout.logprobs, rtol=0, atol=tolerances.LOGPROB)
     assert np.abs(logprobs(None) - rollout.logprobs).max() > 0.1, "without the edits they would not agree"
 
@@ -98,10 +98,10 @@ def test_gradients_pass_through_the_edits():
     rollout, _ = rollout_of(params, hidden, head)
     replay = Replay.of(rollout)
 
-    def total(hidden, edit):
-        return support_log_probs(hidden, head, rollout.support, rollout.token_ids, edit=edit).sum()
+    def total(hidden):
+        return support_log_probs(hidden, head, rollout.support, rollout.token_ids, replay=replay).sum()
 
-    found = jax.grad(total)(hidden, replay.edited)
+    found = jax.grad(total)(hidden)
     logits = np.einsum("btd,vd->btv", hidden, head).astype(np.float64)
     expected = np.zeros(hidden.shape)
     for row in range(5):

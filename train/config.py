@@ -14,6 +14,8 @@ LossName = Literal["grpo", "gspo", "gspo-token", "cispo", "reinforce"]
 AdvantageName = Literal["grpo", "dr-grpo", "rloo", "reinforce++-baseline"]
 AggregationName = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant-length"]
 SequenceRatioName = Literal["geometric-mean", "max"]
+KLEstimatorName = Literal["exact", "k1", "k2", "k3"]
+RegularizeOver = Literal["support", "vocabulary"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +39,15 @@ class GRPOConfig:
         "seq-mean-token-sum", or "constant-length" (Dr. GRPO; divides by max_new_tokens per completion).
       clip_epsilon: the ratio counts between 1 - epsilon and 1 + epsilon. "cispo" has no lower bound, "reinforce" none.
       clip_epsilon_high: the upper epsilon, where it differs; > 0; None: clip_epsilon. DAPO: 0.28.
-      entropy_coefficient: bonus per nat of entropy on the scored ids, >= 0.
+      entropy_coefficient: bonus per nat of entropy, >= 0.
+      kl_coefficient: price per nat of KL(policy || reference), >= 0; the reference is the policy a run starts with.
+      kl_estimator: "exact" (the sum over the ids), or "k1", "k2", "k3" from the sampled token alone.
+      regularize_over: which ids entropy bonus and exact KL range over: "support", or "vocabulary", in chunks, at the
+        price of a whole head.
       tis_cap: truncated importance sampling: tokens of an older policy weigh min(pi_old / pi_behaviour, cap), pi_old
         being the policy before the iteration's first update, and the loss clips pi / pi_old; >= 1; None: off, and the
         loss clips pi / pi_behaviour.
+      max_staleness: tokens sampled by a policy more than this many iterations old are left out; >= 0; None: off.
       sequence_ratio_min: completions whose ratio pi / pi_behaviour lies below weigh nothing; in [0, 1]; None: off.
       sequence_ratio_max: the same above; >= 1; None: off.
       sequence_ratio: "geometric-mean" of its tokens' ratios, or "max": every one of them must lie within.
@@ -69,7 +76,11 @@ class GRPOConfig:
     clip_epsilon: float = 0.2
     clip_epsilon_high: float | None = None
     entropy_coefficient: float = 0.0
+    kl_coefficient: float = 0.0
+    kl_estimator: KLEstimatorName = "exact"
+    regularize_over: RegularizeOver = "support"
     tis_cap: float | None = None
+    max_staleness: int | None = None
     sequence_ratio_min: float | None = None
     sequence_ratio_max: float | None = None
     sequence_ratio: SequenceRatioName = "geometric-mean"
@@ -108,6 +119,8 @@ class GRPOConfig:
         _require(0 < self.upper_clip_epsilon < math.inf, "clip_epsilon_high", self.clip_epsilon_high, "> 0 and finite")
         for field, low, high in (
             ("entropy_coefficient", 0, math.inf),
+            ("kl_coefficient", 0, math.inf),
+            ("max_staleness", 0, math.inf),
             ("tis_cap", 1, math.inf),
             ("sequence_ratio_min", 0, 1),
             ("sequence_ratio_max", 1, math.inf),
@@ -122,6 +135,11 @@ class GRPOConfig:
     def upper_clip_epsilon(self) -> float:
         """`clip_epsilon_high`, or `clip_epsilon` where it is None."""
         return self.clip_epsilon if self.clip_epsilon_high is None else self.clip_epsilon_high
+
+    @property
+    def is_regularized(self) -> bool:
+        """Whether the loss has a term of the whole distribution: entropy, or the exact KL."""
+        return self.entropy_coefficient > 0 or (self.kl_coefficient > 0 and self.kl_estimator == "exact")
 
     @property
     def num_rows(self) -> int:
@@ -194,6 +212,8 @@ _CHOICES = {
     "advantages": get_args(AdvantageName),
     "aggregation": get_args(AggregationName),
     "sequence_ratio": get_args(SequenceRatioName),
+    "kl_estimator": get_args(KLEstimatorName),
+    "regularize_over": get_args(RegularizeOver),
 }
 
 

@@ -8,6 +8,7 @@ import jax
 import optax
 
 from jaxmask import Rollout
+from models import Decoder
 from train.config import GRPOConfig
 from train.metrics import Metrics
 from train.state import TrainState
@@ -31,13 +32,21 @@ class Loop(Protocol):
 class DeviceLoop:
     """Everything in one program."""
 
-    def __init__(self, task: DeviceTask, config: GRPOConfig, optimizer: optax.GradientTransformation):
+    def __init__(
+        self,
+        task: DeviceTask,
+        config: GRPOConfig,
+        optimizer: optax.GradientTransformation,
+        reference: Decoder | None = None,
+    ):
         """Compiles at the first iteration."""
-        self._task, self._config, self._optimizer = task, config, optimizer
+        self._task, self._config, self._optimizer, self._reference = task, config, optimizer, reference
 
     def iterate(self, state: TrainState, step: int) -> tuple[TrainState, Metrics]:
         """See `Loop.iterate`."""
-        return train_iteration(state, task=self._task, config=self._config, optimizer=self._optimizer)
+        return train_iteration(
+            state, task=self._task, config=self._config, optimizer=self._optimizer, reference=self._reference
+        )
 
     def sample(self, state: TrainState, step: int) -> tuple[Rollout, Rewards]:
         """See `Loop.sample`."""
@@ -56,14 +65,22 @@ class DeviceLoop:
 class HostLoop:
     """Two programs; between them token ids come down and rewards go up."""
 
-    def __init__(self, task: HostTask, config: GRPOConfig, optimizer: optax.GradientTransformation):
+    def __init__(
+        self,
+        task: HostTask,
+        config: GRPOConfig,
+        optimizer: optax.GradientTransformation,
+        reference: Decoder | None = None,
+    ):
         """Compiles at the first iteration."""
-        self._task, self._config, self._optimizer = task, config, optimizer
+        self._task, self._config, self._optimizer, self._reference = task, config, optimizer, reference
 
     def iterate(self, state: TrainState, step: int) -> tuple[TrainState, Metrics]:
         """See `Loop.iterate`."""
         rollout, rewards = self.sample(state, step)
-        return update_from_host(state, rollout, rewards, config=self._config, optimizer=self._optimizer)
+        return update_from_host(
+            state, rollout, rewards, config=self._config, optimizer=self._optimizer, reference=self._reference
+        )
 
     def sample(self, state: TrainState, step: int) -> tuple[Rollout, Rewards]:
         """See `Loop.sample`."""

@@ -32,6 +32,9 @@ class Metrics:
       clip_fraction: share of tokens whose gradient the clip removed, over all passes.
       grad_norm: global norm of the gradient of the first pass, before it is clipped.
       loss: of the first pass, aggregated as the config says.
+      kl: mean KL from the reference policy over tokens, on the first pass, in nats; None without one.
+      staleness: mean iterations between the policy that sampled a token and the one that learned from it; None where
+        the rollout does not say.
     """
 
     reward: Float[Array | np.ndarray, ""]
@@ -47,6 +50,8 @@ class Metrics:
     clip_fraction: Float[Array | np.ndarray, ""]
     grad_norm: Float[Array | np.ndarray, ""]
     loss: Float[Array | np.ndarray, ""]
+    kl: Float[Array | np.ndarray, ""] | None = None
+    staleness: Float[Array | np.ndarray, ""] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -59,15 +64,17 @@ class Pass:
       clip_fraction: share of tokens whose gradient the clip removed.
       ratio: pi / pi_behaviour of each token.
       entropy: of the distribution each token is scored on, in nats.
+      kl: KL(policy || reference) of each token, in nats; None without a reference.
     """
 
     loss: Float[Array, "*M"]
     clip_fraction: Float[Array, "*M"]
     ratio: Float[Array, "*M B T"]
     entropy: Float[Array, "*M B T"]
+    kl: Float[Array, "*M B T"] | None = None
 
 
-# Names users know from other trainers, for files and displays.
+# Names users know from other trainers, for files and displays. Metrics that are None have no line.
 NAMES = {
     "reward": "rewards/mean",
     "exact": "rewards/exact",
@@ -82,6 +89,8 @@ NAMES = {
     "clip_fraction": "clip_fraction",
     "grad_norm": "grad_norm",
     "loss": "loss",
+    "kl": "kl",
+    "staleness": "staleness/mean",
 }
 
 
@@ -107,7 +116,12 @@ def ratio_statistics(
 
 
 def iteration_metrics(
-    rollout: Rollout, rewards: Rewards, first: Pass, grad_norm: Float[Array, ""], clip_fraction: Float[Array, ""]
+    rollout: Rollout,
+    rewards: Rewards,
+    first: Pass,
+    grad_norm: Float[Array, ""],
+    clip_fraction: Float[Array, ""],
+    staleness: Float[Array, ""] | None,
 ) -> Metrics:
     """The metrics of an iteration, from its first pass and, for the clip fraction, from all of them."""
     mask = rollout.loss_mask
@@ -128,4 +142,6 @@ def iteration_metrics(
         clip_fraction=clip_fraction,
         grad_norm=grad_norm,
         loss=first.loss,
+        kl=None if first.kl is None else masked_mean(first.kl, mask),
+        staleness=staleness,
     )

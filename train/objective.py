@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from train.config import GRPOConfig
 from train.correction import sequence_mask, truncated_importance_weights
+from train.kl import kl_total
 from train.losses import (
     LossInputs,
     LossOutput,
@@ -44,22 +45,25 @@ LOSSES: Mapping[str, Callable[[LossInputs, GRPOConfig], LossOutput]] = MappingPr
 
 
 def objective(inputs: LossInputs, config: GRPOConfig) -> LossOutput:
-    """The config's loss: policy term with its off-policy weights, less the entropy bonus; still to be divided.
+    """The config's loss: policy term with its off-policy weights, less the entropy bonus, plus the KL; undivided.
 
     With `tis_cap` and without `old_logprobs`, the policy as it is takes the place of the old one, which is right on the
     first pass over a rollout.
 
     Args:
       inputs: of a part of the batch, with the weights of the whole one's aggregation; `entropy` where it has a
-        coefficient.
+        coefficient; `kl` and `ref_logprobs` where the KL has one.
       config: which loss, and its settings.
     """
     if config.tis_cap is not None and inputs.old_logprobs is None:
         inputs = dataclasses.replace(inputs, old_logprobs=jax.lax.stop_gradient(inputs.logprobs))
     output = LOSSES[config.loss](dataclasses.replace(inputs, correction=_correction(inputs, config)), config)
-    if config.entropy_coefficient == 0:
-        return output
-    return dataclasses.replace(output, total=output.total - config.entropy_coefficient * entropy_total(inputs))
+    total = output.total
+    if config.entropy_coefficient > 0:
+        total = total - config.entropy_coefficient * entropy_total(inputs)
+    if config.kl_coefficient > 0:
+        total = total + config.kl_coefficient * kl_total(inputs, config.kl_estimator)
+    return dataclasses.replace(output, total=total)
 
 
 def _correction(inputs: LossInputs, config: GRPOConfig) -> Float[Array, "B T"] | None:

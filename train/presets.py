@@ -61,7 +61,12 @@ def find_preset(name: str) -> RunConfig:
 # Fields of `GRPOConfig` that make an algorithm. Learning rates, batch sizes and numbers of updates are left alone.
 ALGORITHMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "grpo": {"loss": "grpo", "advantages": "grpo", "aggregation": "seq-mean-token-mean"},
+        "grpo": {
+            "loss": "grpo",
+            "advantages": "grpo",
+            "aggregation": "seq-mean-token-mean",
+            "kl_estimator": "k3",
+        },
         "dr-grpo": {"loss": "grpo", "advantages": "dr-grpo", "aggregation": "constant-length"},
         "dapo": {
             "loss": "grpo",
@@ -87,7 +92,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 def as_published(config: GRPOConfig, algorithm: str) -> GRPOConfig:
     """The iteration with loss, advantages, aggregation and clips of an algorithm as its paper has them.
 
-    Not included: KL terms (there is no reference policy yet), DAPO's dynamic sampling and the length of its soft
+    Not included: GRPO's `kl_coefficient` (0.04 in the paper), DAPO's dynamic sampling and the length of its soft
     punishment (`overlong_buffer`), CISPO's `clip_epsilon_high`, which the paper does not state.
 
     Args:

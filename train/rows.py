@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxmask import Rollout, Support, check_sampling_mask
 from jaxmask.replay import Replay
 from train.config import GRPOConfig
+from train.metrics import masked_mean
 
 
 @jax.tree_util.register_dataclass
@@ -21,30 +22,26 @@ class LearnerRows:
     `first_positions` is where the hidden state lies that predicts a row's first generated token.
     `replay` has the edits of the rollout, where it has any.
     `old_logprobs` are those of the policy before the first update, where a loss asks for them.
-    M: micro-batches, while the rows are cut into them.
     """
 
-    token_ids: Int[Array, "*M B L"]
-    lengths: Int[Array, "*M B"]
-    first_positions: Int[Array, "*M B"]
-    sampled_ids: Int[Array, "*M B T"]
-    behaviour_logprobs: Float[Array, "*M B T"]
-    temperature: Float[Array, "*M B"]
+    token_ids: Int[Array, "B L"]
+    lengths: Int[Array, " B"]
+    first_positions: Int[Array, " B"]
+    sampled_ids: Int[Array, "B T"]
+    behaviour_logprobs: Float[Array, "B T"]
+    temperature: Float[Array, " B"]
     support: Support
-    loss_mask: Bool[Array, "*M B T"]
-    advantages: Float[Array, "*M B"]
+    loss_mask: Bool[Array, "B T"]
+    advantages: Float[Array, " B"]
     replay: Replay | None = None
-    old_logprobs: Float[Array, "*M B T"] | None = None
+    old_logprobs: Float[Array, "B T"] | None = None
 
 
 def check_replayable(rollout: Rollout, config: GRPOConfig) -> None:
     """Raises ValueError where the learner cannot score what the sampler drew."""
     check_sampling_mask(config.sampling_params(), logprobs_mode=rollout.logprobs_mode)
-    if rollout.sampling.is_edited and (not config.sampling_mask or rollout.support.packed is not None):
-        raise ValueError(
-            "the rollout's logits were edited (penalties, bias, bad words, ...), which is replayed on compact supports "
-            "alone: sample with top_k at most the width, and score with sampling_mask=True."
-        )
+    if config.max_staleness is not None and rollout.policy_versions is None:
+        raise ValueError(f"max_staleness {config.max_staleness} needs Rollout.policy_versions, got none.")
     if rollout.sampling.returns_support is not None and config.sampling_mask:
         raise ValueError("some rows of the rollout left their supports out (return_sampling_mask=False).")
     if rollout.token_ids.shape[0] % config.num_micro_batches:
@@ -52,6 +49,21 @@ def check_replayable(rollout: Rollout, config: GRPOConfig) -> None:
             f"num_micro_batches must divide the rollout's {rollout.token_ids.shape[0]} rows, "
             f"got {config.num_micro_batches}."
         )
+
+
+def mean_staleness(rollout: Rollout, step: Int[Array, ""]) -> Float[Array, ""] | None:
+    """Iterations between the policy that sampled a token and the one that learns from it; None where nobody knows."""
+    if rollout.policy_versions is None:
+        return None
+    return masked_mean((step - rollout.policy_versions).astype(jnp.float32), rollout.loss_mask)
+
+
+def without_stale(rollout: Rollout, step: Int[Array, ""], config: GRPOConfig) -> Rollout:
+    """The rollout, with tokens that are older than the config allows left out of the loss mask."""
+    if config.max_staleness is None or rollout.policy_versions is None:
+        return rollout
+    is_fresh = step - rollout.policy_versions <= config.max_staleness
+    return dataclasses.replace(rollout, sampled_mask=rollout.loss_mask & is_fresh)
 
 
 def learner_rows(rollout: Rollout, advantages: Float[Array, " B"]) -> LearnerRows:

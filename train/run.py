@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from rich.console import Console
 
@@ -126,13 +127,21 @@ def build(config: RunConfig) -> tuple[Loop, DeviceTask | HostTask, TrainState]:
         sorting = SortDigits()
         model = _decoder(config, sorting.vocab_size)
         _check_length(model, sorting.prompt_width, config)
-        return DeviceLoop(sorting, config.grpo, optimizer), sorting, init_state(model, optimizer, config.seed)
+        loop: Loop = DeviceLoop(sorting, config.grpo, optimizer, _reference(model, config))
+        return loop, sorting, init_state(model, optimizer, config.seed)
     model, tokenizer = models.load(config.model)
     if tokenizer is None:
         raise ValueError(f"task {config.task!r} needs a tokenizer, and model {config.model!r} has none.")
     chain_sum = ChainSum(tokenizer, seed=config.seed)
     _check_length(model, chain_sum.prompt_width, config)
-    return HostLoop(chain_sum, config.grpo, optimizer), chain_sum, init_state(model, optimizer, config.seed)
+    loop = HostLoop(chain_sum, config.grpo, optimizer, _reference(model, config))
+    return loop, chain_sum, init_state(model, optimizer, config.seed)
+
+
+def _reference(model: models.Decoder, config: RunConfig) -> models.Decoder | None:
+    """The policy before the first iteration, also of a run that is resumed; None where the loss has no KL."""
+    # A copy: the learner's arrays are donated.
+    return jax.tree.map(jnp.copy, model) if config.grpo.kl_coefficient > 0 else None
 
 
 def _check_length(model: models.Decoder, prompt_width: int, config: RunConfig) -> None:
@@ -202,7 +211,8 @@ def _timed(loop: Loop, state: TrainState, step: int) -> tuple[TrainState, dict[s
     values: Metrics = jax.device_get(metrics)
     seconds = time.perf_counter() - started
     row: dict[str, Any] = {"step": step}
-    row |= {name: float(getattr(values, field)) for field, name in NAMES.items()}
+    found = ((name, getattr(values, field)) for field, name in NAMES.items())
+    row |= {name: float(value) for name, value in found if value is not None}
     return state, row | {"seconds": seconds, "tokens_per_second": row["completions/num_tokens"] / seconds}
 
 

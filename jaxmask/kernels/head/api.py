@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxmask import filters
+from jaxmask.gathered import Cells
 from jaxmask.kernels import dispatch
 from jaxmask.kernels.head import reference
 from jaxmask.kernels.head.reference import HeadScores
@@ -71,24 +72,19 @@ def gathered_head(
 
 
 def kept_logits(
-    hidden: Float[Array, "N D"],
-    head: Float[Array, "U D"],
-    token_ids: Int[Array, "N W"],
-    counts: Int[Array, " N"],
-    *,
-    implementation: str = "auto",
+    hidden: Float[Array, "N D"], head: Float[Array, "U D"], cells: Cells, *, implementation: str = "auto"
 ) -> Float[Array, "N W"]:
-    """The logits of `gathered_head` for ids that lie in the first `counts` cells of each row; 0 in the others.
+    """The logits of `gathered_head` for the cells that are asked for; 0 in the others.
 
     Args:
       hidden: one state per row.
       head: rows of the LM head.
-      token_ids: in [0, U) where a row has them.
-      counts: at most W.
+      cells: ids in [0, U).
       implementation: one of `dispatch.IMPLEMENTATIONS`.
     """
+    token_ids, starts, counts = cells
     num_rows, width = token_ids.shape
-    starts = jnp.arange(num_rows, dtype=jnp.int32) * width
+    starts = starts + jnp.arange(num_rows, dtype=jnp.int32) * width
     # Log-probabilities are left to the caller, who may edit the logits first.
     rows = (counts, jnp.zeros_like(counts), jnp.ones(num_rows, jnp.float32))
     scores = gathered_head(hidden, head, token_ids.reshape(-1), starts, *rows, implementation=implementation)

@@ -1,0 +1,112 @@
+"""From hidden states to scores: logits of kept cells or of whole rows, then cap, edits, temperature and softmax."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxmask import heads, scores
+from jaxmask.bits import unpack_bytes
+from jaxmask.gathered import Cells
+from jaxmask.placement import Placement
+from jaxmask.replay import Replay
+from jaxmask.scores import RowScores, Scores
+from jaxmask.shards import Slice
+from jaxmask.support import Support
+
+
+class Reference(NamedTuple):
+    """A reference policy's last hidden states at the same tokens, and its LM head; neither gets a gradient."""
+
+    hidden: Float[Array, "*B D"]
+    head: Float[Array, "U D"]
+
+
+class Policy(NamedTuple):
+    """A policy at some tokens, and how its logits become those that are scored; see `policy.support_log_probs`."""
+
+    hidden: Float[Array, "*B D"]
+    head: Float[Array, "U D"]
+    temperature: Float[Array, "*B"]
+    logit_softcap: float | None
+    replay: Replay | None
+    reference: Reference | None
+    placed: Placement | None
+
+
+def on_supports(
+    policy: Policy,
+    support: Support,
+    token_ids: Int[Array, "*B"],
+    return_id_logprobs: bool,
+    implementation: str,
+) -> Scores:
+    """Scores of each token on its support; `implementation` is settled."""
+    is_wide = support.counts > support.width
+    # The one id of a support has probability 1 whatever its logit is.
+    num = jnp.where(support.counts > 1, jnp.minimum(support.counts, support.width), 0)
+    if support.packed is not None and not return_id_logprobs:
+        num = jnp.where(is_wide, 0, num)
+    ids = support.reshape(-1).token_ids
+    cells = Cells(ids, jnp.zeros(ids.shape[0], jnp.int32), num.reshape(-1))
+
+    def edited(hidden: Array, head: Array) -> Array:
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        kept = heads.kept_logits(flat, head, cells, policy.placed, implementation)
+        kept = _capped(kept.reshape(support.token_ids.shape), policy.logit_softcap)
+        return kept if policy.replay is None else policy.replay.edited(kept)
+
+    kept, is_cell = edited(policy.hidden, policy.head), support.cells()
+    ref_kept = None if policy.reference is None else jax.lax.stop_gradient(edited(*policy.reference))
+    rows = scores.of_columns(kept, is_cell, support.token_ids == token_ids[..., None], policy.temperature, ref_kept)
+    if support.packed is not None:
+        wide = over_vocabulary(policy, token_ids, support.vocab_size, support.packed, is_wide)
+        rows = jax.tree.map(lambda wide, narrow: jnp.where(is_wide, wide, narrow), wide, rows)
+    id_logprobs = scores.of_ids(kept, is_cell, policy.temperature, rows) if return_id_logprobs else None
+    return Scores(rows.logprobs, rows.entropy, id_logprobs, rows.kl, rows.ref_logprobs)
+
+
+def over_vocabulary(
+    policy: Policy,
+    token_ids: Int[Array, "*B"],
+    vocab_size: int,
+    packed: Array | None = None,
+    is_chosen: Bool[Array, "*B"] | None = None,
+) -> RowScores:
+    """Scores of the chosen tokens over the vocabulary, or over the ids that packed bits keep; 0 for the others."""
+    leading = token_ids.shape
+    is_chosen = jnp.ones(leading, jnp.bool_) if is_chosen is None else is_chosen
+
+    def score(
+        logits: Array, ref_logits: Array | None, of_rows: Any, replay: Replay | None, index: Array, part: Slice
+    ) -> RowScores:
+        token_ids, temperature, packed = of_rows
+
+        def edited(logits: Array) -> Array:
+            logits = _capped(logits, policy.logit_softcap)
+            return logits if replay is None else replay.edited_rows(logits, index, part)
+
+        logits, ref_logits = edited(logits), None if ref_logits is None else edited(ref_logits)
+        if packed is None:
+            # Edits take ids away by -inf. NaN stays: it is a fault to be seen.
+            kept = (part.token_ids() < vocab_size) & (logits != -jnp.inf)
+        else:
+            kept = part.columns_of(unpack_bytes(packed, vocab_size))
+        return scores.of_columns(logits, kept, part.token_ids() == token_ids[:, None], temperature, ref_logits, part)
+
+    def flat(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[len(leading) :]), tree)
+
+    of_rows = flat((token_ids, policy.temperature, packed))
+    reference = None if policy.reference is None else (flat(policy.reference.hidden), policy.reference.head)
+    rows = heads.row_scores(
+        score, is_chosen.reshape(-1), flat(policy.hidden), policy.head, of_rows, policy.replay, reference, policy.placed
+    )
+    return jax.tree.map(lambda leaf: leaf.reshape(leading), rows)
+
+
+def _capped(logits: Float[Array, "*B"], cap: float | None) -> Float[Array, "*B"]:
+    return logits if cap is None else cap * jnp.tanh(logits / cap)

@@ -1,0 +1,138 @@
+"""The gradient of a loss over a rollout, however its rows are cut into micro-batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from jaxmask import Reference, Scores, full_scores, support_scores
+from models import Decoder
+from train.aggregation import Aggregation, aggregation
+from train.config import GRPOConfig
+from train.losses import LossInputs, LossOutput
+from train.metrics import Pass
+from train.objective import objective
+from train.rows import LearnerRows
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """What all passes over a rollout share.
+
+    Attributes:
+      config: the loss, and how rows are cut.
+      reference: a policy whose KL the loss counts; None where it counts none.
+      sharding: of the logits on a mesh; see `jaxmask.support_log_probs`.
+    """
+
+    config: GRPOConfig
+    reference: Decoder | None = None
+    sharding: NamedSharding | PartitionSpec | None = None
+
+
+def accumulate(model: Decoder, rows: LearnerRows, learner: Learner) -> tuple[Decoder, Pass]:
+    """The gradient of the loss over all rows, and what the pass saw; the cut changes neither."""
+    config = learner.config
+    # Those of the whole batch, known beforehand, so that parts add up to the undivided loss.
+    whole = aggregation(rows.loss_mask, config.aggregation, max_length=config.max_new_tokens)
+
+    def add_part(gradients: Decoder, part: Int[Array, ""]) -> tuple[Decoder, tuple[Any, ...]]:
+        part_rows, weights = _part((rows, whole.weights), part, config)
+        aggregated = Aggregation(weights, whole.denominator)
+        (loss, seen), new = jax.value_and_grad(_loss, has_aux=True)(model, part_rows, aggregated, learner)
+        return jax.tree.map(jnp.add, gradients, new), (loss, *seen)
+
+    zeros = jax.tree.map(jnp.zeros_like, model)
+    gradients, (losses, outputs, entropy, kl) = jax.lax.scan(add_part, zeros, _parts(config))
+    shape = rows.loss_mask.shape
+    num_tokens = jnp.maximum(rows.loss_mask.sum(dtype=jnp.float32), 1.0)
+    return gradients, Pass(
+        loss=losses.sum(),
+        clip_fraction=outputs.num_clipped.sum() / num_tokens,
+        ratio=outputs.ratio.reshape(shape),
+        entropy=entropy.reshape(shape),
+        kl=None if kl is None else kl.reshape(shape),
+    )
+
+
+def logprobs(model: Decoder, rows: LearnerRows, learner: Learner) -> Float[Array, "B T"]:
+    """Of the sampled tokens, under a model, part by part."""
+    config = learner.config
+    of_parts = jax.lax.map(lambda part: _scores(model, _part(rows, part, config), learner).logprobs, _parts(config))
+    return of_parts.reshape(rows.loss_mask.shape)
+
+
+def _loss(
+    model: Decoder, rows: LearnerRows, aggregated: Aggregation, learner: Learner
+) -> tuple[Float[Array, ""], tuple[LossOutput, Float[Array, "B T"], Float[Array, "B T"] | None]]:
+    config = learner.config
+    reference = None if learner.reference is None or config.kl_coefficient == 0 else learner.reference
+    scores = _scores(model, rows, learner, reference)
+    spread = scores
+    if config.sampling_mask and config.regularize_over == "vocabulary" and config.is_regularized:
+        spread = _scores(model, rows, dataclasses.replace(learner, config=_without_mask(config)), reference)
+    inputs = LossInputs(
+        scores.logprobs,
+        rows.behaviour_logprobs,
+        rows.advantages,
+        rows.loss_mask,
+        weights=aggregated.weights,
+        old_logprobs=rows.old_logprobs,
+        ref_logprobs=scores.ref_logprobs,
+        kl=spread.kl,
+        entropy=spread.entropy,
+    )
+    output = objective(inputs, config)
+    return output.total / aggregated.denominator, (output, scores.entropy, spread.kl)
+
+
+def _without_mask(config: GRPOConfig) -> GRPOConfig:
+    return dataclasses.replace(config, sampling_mask=False)
+
+
+def _scores(model: Decoder, rows: LearnerRows, learner: Learner, reference: Decoder | None = None) -> Scores:
+    """The policy's scores of the sampled tokens, on their supports or, without the mask, on the whole vocabulary."""
+    config = learner.config
+    hidden = _hidden(model, rows)
+    temperature = jnp.broadcast_to(rows.temperature[:, None], rows.sampled_ids.shape)
+    options: dict[str, Any] = {"temperature": temperature, "replay": rows.replay, "sharding": learner.sharding}
+    if reference is not None:
+        options["reference"] = Reference(_hidden(reference, rows), reference.head)
+    if not config.sampling_mask:
+        vocab_size = rows.support.vocab_size
+        return full_scores(hidden, model.head, rows.sampled_ids, vocab_size=vocab_size, **options)
+    # What is not trained on costs nothing.
+    support = dataclasses.replace(rows.support, counts=jnp.where(rows.loss_mask, rows.support.counts, 0))
+    options["implementation"] = config.implementation
+    return support_scores(hidden, model.head, support, rows.sampled_ids, **options)
+
+
+def _hidden(model: Decoder, rows: LearnerRows) -> Float[Array, "B T D"]:
+    """The states that predict the sampled tokens."""
+    hidden = model.hidden(rows.token_ids, rows.lengths)
+    steps = jnp.arange(rows.sampled_ids.shape[1], dtype=jnp.int32)[None, :]
+    positions = jnp.minimum(rows.first_positions[:, None] + steps, hidden.shape[1] - 1)
+    hidden = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
+    # Whatever a cell that was not sampled holds, NaN included, must not reach the gradient of the head.
+    return jnp.where(rows.loss_mask[:, :, None], hidden, jnp.zeros((), hidden.dtype))
+
+
+def _parts(config: GRPOConfig) -> Int[Array, " M"]:
+    return jnp.arange(config.num_micro_batches, dtype=jnp.int32)
+
+
+def _part(tree: T, part: Int[Array, ""], config: GRPOConfig) -> T:
+    """One micro-batch: the same share of the rows of every leaf."""
+
+    def cut(leaf: Array) -> Array:
+        size = leaf.shape[0] // config.num_micro_batches
+        return jax.lax.dynamic_slice_in_dim(leaf, part * size, size)
+
+    return tree if config.num_micro_batches == 1 else jax.tree.map(cut, tree)
