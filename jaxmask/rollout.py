@@ -32,12 +32,15 @@ class Rollout:
       prompt_lengths: at least 1.
       token_ids: generated ids; a stop id is the last one. Cells at or past a row's length hold padding.
       lengths: generated tokens of each row.
-      logprobs: of each token over its support; 0 in padding.
-      support: what each token was drawn from; empty in padding.
+      logprobs: of each token over its support; 0 where nothing was sampled.
+      support: what each token was drawn from; empty where nothing was sampled.
       finish: a `Finish` code per row.
       sampling: the settings of each row.
       group_size: rows per prompt, G; B = P G.
       logprobs_mode: what `logprobs` holds.
+      sampled_mask: which tokens the policy sampled; None: all of them. The others (a tool's output, forced text) are
+        context: read by the model, never trained on.
+      policy_versions: updates behind the policy that sampled each token; -1 where none did; None: nobody said.
     """
 
     prompt_ids: Int[Array, "P S"]
@@ -50,8 +53,11 @@ class Rollout:
     sampling: SamplingBatch
     group_size: int = dataclasses.field(default=1, metadata={"static": True})
     logprobs_mode: str = dataclasses.field(default="processed_logprobs", metadata={"static": True})
+    sampled_mask: Bool[Array, "B T"] | None = None
+    policy_versions: Int[Array, "B T"] | None = None
 
     @property
     def loss_mask(self) -> Bool[Array, "B T"]:
-        """Which cells hold generated tokens; from the lengths, since padding may look like a token."""
-        return jnp.arange(self.token_ids.shape[1], dtype=jnp.int32)[None, :] < self.lengths[:, None]
+        """Which cells hold sampled tokens; inside the lengths, since padding may look like a token."""
+        inside = jnp.arange(self.token_ids.shape[1], dtype=jnp.int32)[None, :] < self.lengths[:, None]
+        return inside if self.sampled_mask is None else inside & self.sampled_mask
