@@ -12,6 +12,7 @@ from jaxmask.history import History
 from jaxmask.params import SamplingParams
 from jaxmask.policy import Reference, Scores, full_scores, masked_log_probs, support_log_probs, support_scores
 from jaxmask.prompt import PromptLogprobs, prompt_logprobs
+from jaxmask.received import rollout_from_csr, rollout_from_lists
 from jaxmask.replay import Replay
 from jaxmask.rollout import Finish, Rollout
 from jaxmask.sampling import sample
@@ -38,6 +39,8 @@ __all__ = [
     "generate",
     "masked_log_probs",
     "prompt_logprobs",
+    "rollout_from_csr",
+    "rollout_from_lists",
     "sample",
     "support_log_probs",
     "support_scores",

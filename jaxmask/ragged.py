@@ -5,30 +5,79 @@ Plain NumPy without a loop over ids, and never a whole row of the vocabulary: th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Int, Integer, UInt
 
 from jaxmask.params import check_integer
 
+Name = Callable[[int], str]
+_name: Name = "row {}".format
 
-def flatten(lists: Sequence[Sequence[int]], vocab_size: int) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " R"]]:
+
+def flatten(
+    lists: Sequence[Sequence[int]], vocab_size: int, *, what: str = "support", name: Name = _name
+) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " R"]]:
     """All ids of the lists one after another, and the length of each list.
+
+    Args:
+      lists: one per row.
+      vocab_size: number of ids, V.
+      what: what a list is, for messages.
+      name: what a row is called in them, from its index.
 
     Raises:
       ValueError: an entry that is no list of integers, or an id outside [0, V); the row is named.
     """
-    rows = [_integers(index, row) for index, row in enumerate(lists)]
-    for index, row in enumerate(rows):
-        # Before NumPy sees them: it cannot hold every integer.
-        _refuse_outside(index, [token_id for token_id in row if not 0 <= token_id < vocab_size], vocab_size)
-    lengths = np.array([len(row) for row in rows], np.int64)
-    return np.array([token_id for row in rows for token_id in row], np.int64), lengths
+    rows = [_as_list(row, what, index, name) for index, row in enumerate(lists)]
+    ids = list(itertools.chain.from_iterable(rows))
+    # One look at all types together; value by value costs far more than everything else here.
+    if not set(map(type, ids)) <= {int}:
+        rows = [_integers(name(index), row) for index, row in enumerate(rows)]
+        ids = list(itertools.chain.from_iterable(rows))
+    # Before NumPy sees them: it cannot hold every integer.
+    if min(ids, default=0) < 0 or max(ids, default=0) >= vocab_size:
+        for index, row in enumerate(rows):
+            outside = [token_id for token_id in row if not 0 <= token_id < vocab_size]
+            _refuse_outside(f"{what} of {name(index)}", outside, vocab_size)
+    return np.array(ids, np.int64), np.array([len(row) for row in rows], np.int64)
+
+
+def integer_array(field: str, values: np.ndarray | Sequence[int]) -> Integer[np.ndarray, " N"]:
+    """`values` as an array of one axis; raises ValueError unless they are integers."""
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"{field} must have one axis, got shape {array.shape}.")
+    if array.dtype.kind in "iu":
+        return array
+    # NumPy takes an empty list for floats; an empty array that says so is refused like any other.
+    if len(array) == 0 and not hasattr(values, "dtype"):
+        return array.astype(np.int64)
+    raise ValueError(f"{field} must be integers, got {array.dtype}.")
+
+
+def row_lengths(offsets: Integer[np.ndarray, " R_plus_1"], num_ids: int) -> Int[np.ndarray, " R"]:
+    """Ids of each row; raises ValueError unless the offsets start at 0, never decrease and end at `num_ids`."""
+    if len(offsets) == 0 or offsets[0] != 0:
+        raise ValueError(f"offsets must start at 0, got {offsets[:1].tolist()}.")
+    # Not by their differences: those of unsigned integers never show a decrease.
+    falls = np.flatnonzero(offsets[1:] < offsets[:-1])
+    if len(falls):
+        row = falls[0]
+        raise ValueError(f"offsets must never decrease, got {offsets[row]} then {offsets[row + 1]} at row {row}.")
+    if offsets[-1] != num_ids:
+        raise ValueError(f"offsets must end at the number of token_ids, {num_ids}, got {offsets[-1]}.")
+    return np.diff(offsets.astype(np.int64))
 
 
 def to_cells(
-    token_ids: Integer[np.ndarray, " N"], lengths: Int[np.ndarray, " R"], vocab_size: int, width: int | None
+    token_ids: Integer[np.ndarray, " N"],
+    lengths: Int[np.ndarray, " R"],
+    vocab_size: int,
+    width: int | None,
+    name: Name = _name,
 ) -> tuple[Int[np.ndarray, "R W"], Int[np.ndarray, " R"], UInt[np.ndarray, "R P"] | None]:
     """Cells, counts and packed bits (None where every row fits its cells) as `Support` defines them.
 
@@ -37,6 +86,7 @@ def to_cells(
       lengths: ids of each row.
       vocab_size: number of ids, V.
       width: cells per row, W; None takes the longest row.
+      name: what a row is called in messages, from its index.
 
     Raises:
       ValueError: an id outside [0, V), or twice in a row; the row is named.
@@ -45,12 +95,12 @@ def to_cells(
     is_outside = (token_ids < 0) | (token_ids >= vocab_size)
     if is_outside.any():
         row = int(rows[is_outside.argmax()])
-        _refuse_outside(row, token_ids[is_outside & (rows == row)].tolist(), vocab_size)
+        _refuse_outside(f"support of {name(row)}", token_ids[is_outside & (rows == row)].tolist(), vocab_size)
     ids = token_ids.astype(np.int64)[np.lexsort((token_ids, rows))]
     is_repeat = (ids[1:] == ids[:-1]) & (rows[1:] == rows[:-1])
     if is_repeat.any():
-        row = rows[1:][is_repeat.argmax()]
-        raise ValueError(f"support of row {row} repeats ids {ids[1:][is_repeat & (rows[1:] == row)].tolist()}.")
+        row = int(rows[1:][is_repeat.argmax()])
+        raise ValueError(f"support of {name(row)} repeats ids {ids[1:][is_repeat & (rows[1:] == row)].tolist()}.")
 
     width = int(lengths.max(initial=1)) if width is None else width
     slots = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -86,18 +136,21 @@ def from_cells(
     return ids, offsets
 
 
-def _integers(index: int, row: Sequence[int]) -> list[int]:
+def _as_list(row: Sequence[int], what: str, index: int, name: Name) -> list[int]:
     try:
         # NumPy's and JAX's arrays know how to turn into Python's numbers, all at once.
-        values = row.tolist() if hasattr(row, "tolist") else row
-        return [check_integer(f"each id of row {index}", value) for value in values]
+        return list(row.tolist() if hasattr(row, "tolist") else row)
     except TypeError as error:
-        raise ValueError(f"support of row {index} must be a list of ids, got {row!r}.") from error
+        raise ValueError(f"{what} of {name(index)} must be a list of ids, got {row!r}.") from error
 
 
-def _refuse_outside(row: int, outside: list[int], vocab_size: int) -> None:
+def _integers(name: str, row: list[int]) -> list[int]:
+    return [check_integer(f"each id of {name}", value) for value in row]
+
+
+def _refuse_outside(row: str, outside: list[int], vocab_size: int) -> None:
     if outside:
-        raise ValueError(f"support of row {row} holds ids {sorted(outside)} outside [0, {vocab_size}).")
+        raise ValueError(f"{row} holds ids {sorted(outside)} outside [0, {vocab_size}).")
 
 
 def _pack(ids: np.ndarray, rows: np.ndarray, shape: tuple[int, int]) -> np.ndarray:

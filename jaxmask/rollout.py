@@ -32,14 +32,16 @@ class Rollout:
       prompt_lengths: at least 1.
       token_ids: generated ids; a stop id is the last one. Cells at or past a row's length hold padding.
       lengths: generated tokens of each row.
-      logprobs: of each token over its support; 0 in padding.
-      support: what each token was drawn from; empty in padding.
+      logprobs: of each token over its support; 0 where nothing was sampled.
+      support: what each token was drawn from; empty where nothing was sampled.
       finish: a `Finish` code per row.
       sampling: the settings of each row.
       group_size: rows per prompt, G; B = P G.
       logprobs_mode: what `logprobs` holds.
-      sampled_mask: which tokens a learner trains on; the others (a tool's output, say) are context. None: all.
-      policy_versions: of the policy that sampled each token: iterations it had behind it. None where nobody said.
+      sampled_mask: which tokens the policy sampled; None: all of them. The others (a tool's output, forced text) are
+        context: read by the model, never trained on.
+      policy_versions: version of the policy that sampled each token, as `TrainState.step` counts; -1 where none did;
+        None: nobody said.
     """
 
     prompt_ids: Int[Array, "P S"]

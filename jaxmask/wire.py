@@ -56,8 +56,8 @@ def from_csr(
     """
     vocab_size = check_count("vocab_size", vocab_size)
     width = None if width is None else check_count("width", width)
-    ids = _integer_array("token_ids", token_ids)
-    lengths = _row_lengths(_integer_array("offsets", offsets), len(ids))
+    ids = ragged.integer_array("token_ids", token_ids)
+    lengths = ragged.row_lengths(ragged.integer_array("offsets", offsets), len(ids))
     cells, counts, packed = ragged.to_cells(ids, lengths, vocab_size, width)
     bits = None if packed is None else jnp.asarray(packed)
     return Support(jnp.asarray(cells), jnp.asarray(counts), bits, vocab_size)
@@ -97,28 +97,3 @@ def to_logprob_dicts(
                 entries.setdefault(top_id, Logprob(value, position + 1))
         dicts.append(entries)
     return dicts
-
-
-def _integer_array(field: str, values: np.ndarray | Sequence[int]) -> np.ndarray:
-    array = np.asarray(values)
-    if array.ndim != 1:
-        raise ValueError(f"{field} must have one axis, got shape {array.shape}.")
-    if array.dtype.kind in "iu":
-        return array
-    # NumPy takes an empty list for floats; an empty array that says so is refused like any other.
-    if len(array) == 0 and not hasattr(values, "dtype"):
-        return array.astype(np.int64)
-    raise ValueError(f"{field} must be integers, got {array.dtype}.")
-
-
-def _row_lengths(offsets: np.ndarray, num_ids: int) -> np.ndarray:
-    if len(offsets) == 0 or offsets[0] != 0:
-        raise ValueError(f"offsets must start at 0, got {offsets[:1].tolist()}.")
-    # Not by their differences: those of unsigned integers never show a decrease.
-    falls = np.flatnonzero(offsets[1:] < offsets[:-1])
-    if len(falls):
-        row = falls[0]
-        raise ValueError(f"offsets must never decrease, got {offsets[row]} then {offsets[row + 1]} at row {row}.")
-    if offsets[-1] != num_ids:
-        raise ValueError(f"offsets must end at the number of token_ids, {num_ids}, got {offsets[-1]}.")
-    return np.diff(offsets.astype(np.int64))
