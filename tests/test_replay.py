@@ -1,10 +1,12 @@
 """Edits replayed on the ids of supports are the sampler's, to the last bit; and the ratio is 1 with all of them on."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import tolerances
 
 from jaxmask import (
@@ -14,8 +16,10 @@ from jaxmask import (
     SamplingBatch,
     SamplingParams,
     Support,
+    full_scores,
     sample,
     support_log_probs,
+    support_scores,
 )
 from jaxmask.edits import EditTerms, apply_edits
 from jaxmask.filters import drawable
@@ -30,8 +34,11 @@ EVERY_EDIT = (
 )
 
 
-def rollout_of(params, hidden, head):
-    """Completions drawn step by step from fixed states, and the edited logits [B, T, V] they were drawn from."""
+def rollout_of(params, hidden, head, width=W):
+    """Completions drawn step by step from fixed states, and the edited logits [B, T, V] they were drawn from.
+
+    Supports that do not fit `width` cells have packed bits, too.
+    """
     prompts = jnp.array([[1, 2, 3], [4, 5, 0], [6, 0, 0], [7, 7, 7], [8, 9, 0]], jnp.int32)
     lengths = jnp.array([3, 2, 1, 3, 2], jnp.int32)
     batch = SamplingBatch.from_params(params, vocab_size=V, eos_token_ids=[0], support_bound=W)
@@ -41,17 +48,13 @@ def rollout_of(params, hidden, head):
         logits = hidden[:, step] @ head.T
         terms = EditTerms.for_vocabulary(batch, history, jnp.full(len(params), step, jnp.int32))
         edited.append(apply_edits(drawable(logits), terms, batch))
-        drawn.append(sample(logits, batch, step=step, history=history, width=W))
+        drawn.append(sample(logits, batch, step=step, history=history, width=width))
         if history is not None:
             history = history.append(drawn[-1].token_ids, jnp.ones(len(params), jnp.bool_))
     columns = [[getattr(one, name) for one in drawn] for name in ("token_ids", "logprobs")]
     token_ids, logprobs = (jnp.stack(column, axis=1) for column in columns)
-    support = Support(
-        jnp.stack([one.support.token_ids for one in drawn], axis=1),
-        jnp.stack([one.support.counts for one in drawn], axis=1),
-        None,
-        V,
-    )
+    supports = [one.support.reshape(len(params), 1) for one in drawn]
+    support = Support.concatenate(supports, axis=1)
     full = jnp.full(len(params), T, jnp.int32)
     rollout = Rollout(prompts, lengths, token_ids, full, logprobs, support, jnp.ones(len(params), jnp.int32), batch)
     return rollout, jnp.stack(edited, axis=1)
@@ -121,3 +124,86 @@ def test_a_rollout_without_edits_has_nothing_to_replay():
     hidden, head = states()
     rollout, _ = rollout_of([SamplingParams(top_k=4, seed=seed) for seed in range(5)], hidden, head)
     assert Replay.of(rollout) is None
+
+
+@functools.cache
+def wide_rollout():
+    """Supports of 1 to 12 ids in cells for 9: more than half of them are packed bits alone."""
+    hidden, head = states(1)
+    rollout, _ = rollout_of(EVERY_EDIT, hidden, head, width=9)
+    assert rollout.support.packed is not None
+    assert 0.2 < (np.asarray(rollout.support.counts) > 9).mean() < 0.8
+    return hidden, head, rollout
+
+
+def scores_of(rollout, hidden, head, replay, **options):
+    temperature = jnp.broadcast_to(rollout.sampling.temperature[:, None], (5, T))
+    return support_scores(
+        hidden, head, rollout.support, rollout.token_ids, temperature=temperature, replay=replay, **options
+    )
+
+
+def test_edits_are_replayed_on_supports_wider_than_their_cells():
+    hidden, head, rollout = wide_rollout()
+    replay = Replay.of(rollout)
+    found = scores_of(rollout, hidden, head, replay)
+    np.testing.assert_allclose(found.logprobs, rollout.logprobs, rtol=0, atol=tolerances.LOGPROB)
+    narrow, _ = rollout_of(EVERY_EDIT, hidden, head)
+    np.testing.assert_array_equal(narrow.token_ids, rollout.token_ids)
+
+    def total(hidden, head, rollout, replay):
+        scores = scores_of(rollout, hidden, head, replay)
+        return scores.logprobs.sum() + scores.entropy.sum()
+
+    gradient = jax.jit(jax.grad(total, argnums=(0, 1)))
+    pairs = zip(gradient(hidden, head, rollout, replay), gradient(hidden, head, narrow, Replay.of(narrow)), strict=True)
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerances.GRADIENT * np.abs(other).max())
+
+
+def test_edits_are_replayed_over_the_vocabulary():
+    """Without supports too: the entropy is that of the edited logits, ids that were taken away included as nothing."""
+    hidden, head = states(1)
+    rollout, edited = rollout_of(EVERY_EDIT, hidden, head)
+    temperature = jnp.broadcast_to(rollout.sampling.temperature[:, None], (5, T))
+    found = full_scores(hidden, head, rollout.token_ids, temperature=temperature, replay=Replay.of(rollout))
+    logits = np.asarray(edited, np.float64) / np.asarray(temperature)[:, :, None]
+    keep = np.isfinite(logits)
+    p = np.exp(np.where(keep, logits, -np.inf))
+    lp = logits - np.log(p.sum(axis=2, keepdims=True))
+    p /= p.sum(axis=2, keepdims=True)
+    np.testing.assert_allclose(found.entropy, -(p * np.where(keep, lp, 0)).sum(axis=2), atol=tolerances.LOGPROB)
+    drawn = np.take_along_axis(lp, np.asarray(rollout.token_ids)[:, :, None], axis=2)[:, :, 0]
+    np.testing.assert_allclose(found.logprobs, drawn, rtol=tolerances.LOGPROB, atol=tolerances.LOGPROB)
+    assert (~keep).any(), "some ids were taken away"
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (1, 4), (2, 4), (8, 1)])
+def test_the_first_step_is_the_identity_on_several_devices(sizes):
+    """Every edit, cells and packed bits, rows and vocabulary cut; neither 5 rows nor 40 ids divide by all sizes."""
+    hidden, head, rollout = wide_rollout()
+    mesh = jax.make_mesh(sizes, ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    cut = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data", "tensor"))
+    found = jax.jit(functools.partial(scores_of, sharding=cut))(rollout, hidden, head, Replay.of(rollout))
+    np.testing.assert_allclose(found.logprobs, rollout.logprobs, rtol=0, atol=tolerances.LOGPROB)
+
+
+def test_a_replay_of_other_tokens_is_refused():
+    hidden, head, rollout = wide_rollout()
+    with pytest.raises(ValueError, match=r"replay is of tokens \(5, 9\), and hidden has \(5, 8\)"):
+        support_log_probs(
+            hidden[:, :8], head, rollout.support[:, :8], rollout.token_ids[:, :8], replay=Replay.of(rollout)
+        )
+
+
+def test_a_history_of_many_tokens_at_once_is_that_of_one_by_one():
+    batch = SamplingBatch.from_params(EVERY_EDIT, vocab_size=V, eos_token_ids=[0])
+    rng = np.random.default_rng(0)
+    prompts, outputs = (jnp.asarray(rng.integers(0, V, (5, n)), jnp.int32) for n in (3, T))
+    lengths = jnp.array([0, 1, 4, 9, 2], jnp.int32)
+    start = History.start(prompts, jnp.full(5, 3, jnp.int32), batch)
+    slow = start
+    for step in range(T):
+        slow = slow.append(outputs[:, step], step < lengths)
+    for one, other in zip(jax.tree.leaves(start.extend(outputs, lengths)), jax.tree.leaves(slow), strict=True):
+        np.testing.assert_array_equal(one, other)
