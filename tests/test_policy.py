@@ -8,7 +8,15 @@ import oracle
 import pytest
 import tolerances
 
-from jaxmask import Support, full_scores, gathered, masked_log_probs, support_log_probs, support_scores
+from jaxmask import (
+    Reference,
+    Support,
+    full_scores,
+    gathered,
+    masked_log_probs,
+    support_log_probs,
+    support_scores,
+)
 
 D, V = 5, 19
 
@@ -583,3 +591,140 @@ def test_no_rows(implementation):
     assert support_scores(*arguments, implementation=implementation).logprobs.shape == (0,)
     d_head = jax.grad(lambda head: support_log_probs(arguments[0], head, *arguments[2:]).sum())(arguments[1])
     assert not d_head.any()
+
+
+def test_log_probabilities_of_every_id():
+    """Those of the cells, normalised over the whole support; the lowest ids of supports wider than their cells."""
+    hidden, head, lists, token_ids, temperatures = case()
+    right = oracle.log_probs(hidden @ head.T, keep_of(lists), temperatures)
+    for form in ("compact", "packed"):
+        support = make_support(lists, form)
+        options = {"temperature": f32(temperatures), "return_id_logprobs": True}
+        found = support_scores(f32(hidden), f32(head), support, jnp.asarray(token_ids), **options).id_logprobs
+        cells = np.asarray(support.cells())
+        expected = np.take_along_axis(right, np.where(cells, support.token_ids, 0), axis=1)
+        np.testing.assert_allclose(np.asarray(found)[cells], expected[cells], atol=tolerances.LOGPROB)
+        assert (np.asarray(found)[~cells] == -np.inf).all()
+    assert support_scores(f32(hidden), f32(head), support, jnp.asarray(token_ids)).id_logprobs is None
+
+
+def test_a_policy_is_at_no_distance_from_itself():
+    """P52: KL 0, and its gradient; the reference's log-probabilities are the policy's, bit for bit."""
+    hidden, head, lists, token_ids, temperatures = case()
+    support = make_support(lists, "packed")
+    reference = Reference(f32(hidden), f32(head))
+
+    def kl(hidden):
+        options = {"temperature": f32(temperatures), "reference": reference}
+        scores = support_scores(hidden, f32(head), support, jnp.asarray(token_ids), **options)
+        return scores.kl.sum(), scores
+
+    (value, scores), gradient = jax.value_and_grad(kl, has_aux=True)(f32(hidden))
+    assert value == 0
+    np.testing.assert_array_equal(scores.ref_logprobs, scores.logprobs)
+    np.testing.assert_allclose(gradient, np.zeros(hidden.shape), atol=tolerances.GRADIENT)
+
+
+def test_supports_of_one_id_read_no_row_of_the_head():
+    hidden, head = f32(np.ones((3, D))), f32(np.ones((V, D))).at[7].set(jnp.nan)
+    support = Support.from_lists([[7], [1, 2], [7]], V)
+    assert support_log_probs(hidden, head, support, jnp.array([7, 1, 7], jnp.int32)).tolist() == [
+        0,
+        pytest.approx(-np.log(2), abs=tolerances.LOGPROB),
+        0,
+    ]
+
+
+def test_rows_that_fit_their_cells_never_see_the_vocabulary():
+    """Packed bits are there, and no row needs them: rows of the head outside the supports are not read."""
+    support = Support.concatenate([Support.from_lists([[1, 2], [3, 5]], V), Support.from_lists([range(9)], V, width=2)])
+    support = support[:2]
+    assert support.packed is not None
+    head = f32(np.random.default_rng(0).normal(size=(V, D)))
+    others = jnp.array([i for i in range(V) if i not in (1, 2, 3, 5)])
+
+    def total(head):
+        return support_log_probs(jnp.ones((2, D)), head, support, jnp.array([1, 3], jnp.int32)).sum()
+
+    clean, dirty = (jax.value_and_grad(total)(array) for array in (head, head.at[others].set(jnp.nan)))
+    assert clean[0] == dirty[0]
+    np.testing.assert_array_equal(clean[1], dirty[1])
+
+
+@pytest.mark.parametrize("vocab_size", [5003, 151_936])
+def test_real_vocabularies_against_float64(vocab_size):
+    """Supports as rollouts have them, and one of 3000 ids beside cells for 96; values, entropy and both gradients."""
+    rng = np.random.default_rng(vocab_size)
+    sizes = np.concatenate([[3000, 97, 96, 0], np.ones(30, int), rng.geometric(0.1, 40)])
+    lists = [np.sort(rng.choice(vocab_size, min(size, 97) if size < 3000 else size, replace=False)) for size in sizes]
+    token_ids = np.array([rng.choice(ids) if len(ids) else 0 for ids in lists], np.int32)
+    hidden, head = rng.normal(size=(len(lists), 16)), rng.normal(size=(vocab_size, 16))
+    hidden, head = (x.astype(np.float32).astype(np.float64) for x in (hidden, head))
+    support = Support.from_lists([ids.tolist() for ids in lists], vocab_size, width=96)
+    weights = np.where(sizes > 0, rng.normal(size=len(lists)), 0)
+
+    def total(hidden, head):
+        scores = support_scores(hidden, head, support, jnp.asarray(token_ids), temperature=0.8)
+        return (f32(weights) * jnp.where(support.counts > 0, scores.logprobs, 0.0)).sum(), scores
+
+    (_, scores), found = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(f32(hidden), f32(head))
+    d_hidden, d_head = np.zeros(hidden.shape), np.zeros(head.shape)
+    for row, ids in enumerate(lists):
+        if len(ids) == 0:
+            continue
+        x = head[ids] @ hidden[row] / 0.8
+        lp = x - np.log(np.exp(x - x.max()).sum()) - x.max()
+        np.testing.assert_allclose(scores.logprobs[row], lp[ids == token_ids[row]][0], atol=tolerances.LOGPROB)
+        np.testing.assert_allclose(scores.entropy[row], -(np.exp(lp) * lp).sum(), atol=tolerances.LOGPROB)
+        d_x = weights[row] * ((ids == token_ids[row]) - np.exp(lp)) / 0.8
+        d_hidden[row] = d_x @ head[ids]
+        d_head[ids] += d_x[:, None] * hidden[row]
+    for one, right in zip(found, (d_hidden, d_head), strict=True):
+        assert_gradient(one, right)
+    outside = np.setdiff1d(np.arange(vocab_size), np.concatenate(lists).astype(int))
+    assert not np.asarray(found[1])[outside].any(), "exactly 0 outside the supports"
+
+
+def test_a_tied_head_gets_the_gradient_of_both_its_uses():
+    hidden, head, lists, token_ids, _ = case()
+    support = make_support(lists, "compact")
+    rows = jnp.asarray(token_ids)
+
+    def total(embedding, head):
+        return support_log_probs(f32(hidden) + embedding[rows], head, support, rows).sum()
+
+    tied = jax.grad(lambda both: total(both, both))(f32(head))
+    apart = jax.grad(total, argnums=(0, 1))(f32(head), f32(head))
+    assert_gradient(tied, np.asarray(apart[0] + apart[1]))
+
+
+def test_a_soft_cap_flattens_the_logits():
+    """x -> c tanh(x / c), before the temperature: [30, 10, -10] with a cap of 10, T = 2."""
+    support, head = Support.from_lists([[0, 1, 2]], 3), jnp.eye(3)
+    found = support_log_probs(jnp.array([[30.0, 10, -10]]), head, support, jnp.zeros(1, jnp.int32), temperature=2.0)
+    capped = support_log_probs(
+        jnp.array([[30.0, 10, -10]]), head, support, jnp.zeros(1, jnp.int32), temperature=2.0, logit_softcap=10.0
+    )
+    x = 10 * np.tanh([3, 1, -1]) / 2
+    assert float(found[0]) == pytest.approx(-np.log1p(np.exp(-10) + np.exp(-20)), abs=tolerances.LOGPROB)
+    assert float(capped[0]) == pytest.approx(x[0] - np.log(np.exp(x).sum()), abs=tolerances.LOGPROB)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"logit_softcap": 0.0}, r"logit_softcap must be > 0 and finite, or None, got 0\.0"),
+        ({"logit_softcap": float("nan")}, "logit_softcap must be > 0 and finite"),
+        (
+            {"reference": Reference(jnp.ones((3, D)), jnp.ones((V, D)))},
+            r"reference must have the tokens and ids .* \(3,\)",
+        ),
+        ({"reference": Reference(jnp.ones((2, D)), jnp.ones((V + 1, D)))}, f"got .* and {V + 1}"),
+    ],
+)
+def test_settings_out_of_range_are_named(options, message):
+    support = Support.from_lists([[0], [1]], V)
+    with pytest.raises(ValueError, match=message):
+        support_scores(jnp.zeros((2, D)), jnp.zeros((V, D)), support, jnp.zeros(2, jnp.int32), **options)
+    with pytest.raises(ValueError, match=message):
+        full_scores(jnp.zeros((2, D)), jnp.zeros((V, D)), jnp.zeros(2, jnp.int32), **options)
