@@ -49,7 +49,14 @@ def make_optimizer(config: GRPOConfig, num_iterations: int) -> optax.GradientTra
 
 
 def init_state(model: Decoder, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
-    """The state before the first iteration."""
+    """The state before the first iteration.
+
+    Raises:
+      ValueError: weights that are not float32: a bfloat16 weight of 1 does not move by less than 0.004.
+    """
+    dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(model) if leaf.dtype != jnp.float32}
+    if dtypes:
+        raise ValueError(f"the weights that are trained must be float32, got {', '.join(sorted(dtypes))}.")
     return TrainState(model, optimizer.init(model), jnp.int32(0), jax.random.key(seed))
 
 
