@@ -1,6 +1,7 @@
 """The learner's head on supports as rollouts have them, against what trainers do over the vocabulary.
 
-python benchmarks/learner.py [--vocab 151936] [--width 2048] [--tokens 2048] [--rounds 3] [--only forward]
+python benchmarks/learner.py [--vocab 151936 ...] [--width 2048 ...] [--tokens 2048] [--rounds 3] [--only forward]
+python benchmarks/learner.py --flat [--width 2048 ...]
 
     dense        logits [N, V] at once, masked log-softmax
     by tokens    the same in chunks of 256 tokens, recomputed in the backward pass (as Tunix and SkyRL do)
@@ -10,7 +11,7 @@ python benchmarks/learner.py [--vocab 151936] [--width 2048] [--tokens 2048] [--
 
 Supports hold 8 ids on average, 2 at the median, one for 46 % of all tokens, 82 at the 99th percentile. Forward; forward
 and backward with a frozen head; the same with the head's gradient. Time as a ratio to ours, temporaries from the
-compiler.
+compiler. `--flat` runs ours alone, at 32,768 and at 262,144 ids in turn.
 """
 
 import argparse
@@ -78,35 +79,54 @@ def inputs(vocab: int, width: int, num_tokens: int) -> tuple[jax.Array, jax.Arra
     return hidden, head, Support.from_lists(lists, vocab), token_ids
 
 
+def gradient(argnums: tuple[int, ...]) -> Callable[[Callable[..., jax.Array]], Any]:
+    return lambda score: jax.grad(lambda *arrays: score(*arrays).sum(), argnums=argnums)
+
+
+PASSES = {"forward": lambda score: score, "frozen head": gradient((0,)), "with d head": gradient((0, 1))}
+
+
+def compare(vocab: int, width: int, num_tokens: int, rounds: int, only: str) -> None:
+    arrays = inputs(vocab, width, num_tokens)
+    for title, transform in PASSES.items():
+        if not title.startswith(only):
+            continue
+        programs = {name: jax.jit(transform(score)).lower(*arrays).compile() for name, score in RIVALS.items()}
+        times = in_turn({name: lambda p=program: p(*arrays) for name, program in programs.items()}, rounds)
+        memory = {name: program.memory_analysis().temp_size_in_bytes / 2**20 for name, program in programs.items()}
+        for name in programs:
+            print(f"{title:12} {name:10} {times[name] / times['ours']:8.1f}x ({times[name]:9.1f} ms), ", end="")
+            print(f"temporaries {memory[name]:8.1f} MiB", flush=True)
+        best = min(times[name] for name in RIVALS if name != "ours") / times["ours"]
+        print(f"{title:12} best rival {best:8.1f}x, dense has {memory['dense'] / memory['ours']:.0f}x our temporaries")
+
+
+def flat(width: int, num_tokens: int, rounds: int) -> None:
+    """Our time at two vocabularies, in turn."""
+    sizes = 32_768, 262_144
+    cases = {vocab: inputs(vocab, width, num_tokens) for vocab in sizes}
+    for title, transform in PASSES.items():
+        programs = {v: jax.jit(transform(support_log_probs)).lower(*cases[v]).compile() for v in sizes}
+        times = in_turn({str(v): lambda v=v, p=programs[v]: p(*cases[v]) for v in sizes}, rounds)
+        small, large = (times[str(v)] for v in sizes)
+        print(f"{title:12} {sizes[1]} / {sizes[0]} ids: {large / small:.2f}x in time ({large:.1f} / {small:.1f} ms)")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vocab", type=int, default=151_936)
-    parser.add_argument("--width", type=int, default=2048)
+    parser.add_argument("--vocab", type=int, nargs="+", default=[151_936])
+    parser.add_argument("--width", type=int, nargs="+", default=[2048])
     parser.add_argument("--tokens", type=int, default=2048, help=f"a multiple of {TOKENS}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="passes whose name starts like this")
+    parser.add_argument("--flat", action="store_true", help="ours alone, at two vocabularies")
     options = parser.parse_args()
-    arrays = inputs(options.vocab, options.width, options.tokens)
-
-    def gradient(argnums: tuple[int, ...]) -> Callable[[Callable[..., jax.Array]], Any]:
-        return lambda score: jax.grad(lambda *arrays: score(*arrays).sum(), argnums=argnums)
-
-    passes = {
-        "forward": lambda score: score,
-        "backward, frozen head": gradient((0,)),
-        "backward": gradient((0, 1)),
-    }
-    for title, transform in passes.items():
-        if not title.startswith(options.only):
+    for width in options.width:
+        if options.flat:
+            flat(width, options.tokens, max(options.rounds, 15))
             continue
-        programs = {name: jax.jit(transform(score)).lower(*arrays).compile() for name, score in RIVALS.items()}
-        times = in_turn({name: lambda p=program: p(*arrays) for name, program in programs.items()}, options.rounds)
-        for name, program in programs.items():
-            memory = program.memory_analysis().temp_size_in_bytes / 2**20
-            ratio = times[name] / times["ours"]
-            print(
-                f"{title:22} {name:10} {ratio:8.1f}x ({times[name]:9.1f} ms), temporaries {memory:8.0f} MiB", flush=True
-            )
+        for vocab in options.vocab:
+            compare(vocab, width, options.tokens, options.rounds, options.only)
 
 
 if __name__ == "__main__":

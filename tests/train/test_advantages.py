@@ -13,6 +13,7 @@ from train.advantages import ADVANTAGES, group_advantages, soft_overlong_punishm
     ],
 )
 def test_one_bad_reward_among_equals_keeps_a_true_deviation(ddof, expected):
+    """P40."""
     rewards = jnp.array([0.0] + [0.95] * 7)
     np.testing.assert_allclose(group_advantages(rewards, 8, ddof=ddof, epsilon=0.0), expected, rtol=1e-6)
 
@@ -20,16 +21,19 @@ def test_one_bad_reward_among_equals_keeps_a_true_deviation(ddof, expected):
 @pytest.mark.parametrize("reward", [1.0, 0.1, 0.95, -3.7])
 @pytest.mark.parametrize("group_size", [4, 7])
 def test_equal_rewards_give_exactly_zero(reward, group_size):
+    """P41."""
     advantages = group_advantages(jnp.full(group_size, reward), group_size, epsilon=1e-8)
     assert (np.asarray(advantages) == 0).all()
 
 
 def test_statistics_are_those_of_the_group_not_of_the_batch():
+    """P42."""
     advantages = group_advantages(jnp.array([0.0, 1.0, 10.0, 11.0]), 2, epsilon=0.0)
     np.testing.assert_allclose(advantages, [-0.7071067812, 0.7071067812] * 2, rtol=1e-6)
 
 
 def test_shuffling_groups_permutes_the_result_only():
+    """P42."""
     rewards = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
     order = np.array([3, 0, 4, 1, 2])
     plain = np.asarray(group_advantages(jnp.asarray(rewards.reshape(-1)), 4)).reshape(5, 4)
@@ -39,6 +43,7 @@ def test_shuffling_groups_permutes_the_result_only():
 
 @pytest.mark.parametrize("group_size", [8, 32])
 def test_no_advantage_exceeds_its_bound(group_size):
+    """P40."""
     rewards = np.random.default_rng(1).choice([0.0, 0.95, 1.0], size=100 * group_size).astype(np.float32)
     advantages = group_advantages(jnp.asarray(rewards), group_size, ddof=0)
     assert np.abs(advantages).max() <= np.sqrt(group_size - 1) * (1 + 1e-6)
@@ -103,6 +108,7 @@ def test_every_formula_against_float64(name, group_size):
 
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_one_bad_reward_among_equals_makes_nothing_out_of_rounding(name):
+    """P40."""
     rewards = np.array([0.0] + [0.95] * 7, np.float32)
     found = ADVANTAGES[name](jnp.asarray(rewards), 8)
     np.testing.assert_allclose(found, oracle(name, rewards[None].astype(np.float64))[0], rtol=3e-6)

@@ -29,12 +29,14 @@ def loss(losses, mask, mode, *, max_length=3):
     ],
 )
 def test_the_four_modes(mode, expected):
+    """P46."""
     losses, mask = [[1.0, 1.0, np.nan], [2.0, 2.0, 2.0]], [[True, True, False], [True, True, True]]
     np.testing.assert_allclose(loss(losses, mask, mode), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_masked_completions_leave_both_sides_of_the_fraction(mode):
+    """P43."""
     # 30 tokens of loss 2, of which 5 in a masked completion.
     losses, mask = np.full((6, 5), 2.0), np.ones((6, 5), bool)
     mask[3] = False
@@ -44,6 +46,7 @@ def test_masked_completions_leave_both_sides_of_the_fraction(mode):
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_nothing_sampled_is_zero_over_a_finite_number(mode):
+    """P44."""
     whole = aggregation(jnp.zeros((2, 3), bool), mode, max_length=3)
     assert (np.asarray(whole.weights) == 0).all()
     assert 0 < float(whole.denominator) < np.inf
@@ -51,6 +54,7 @@ def test_nothing_sampled_is_zero_over_a_finite_number(mode):
 
 
 def test_token_means_of_micro_batches_are_not_averaged():
+    """P45."""
     # Means of means would give 3.
     losses, mask = [[1.0] * 4, [5.0, 0.0, 0.0, 0.0]], [[True] * 4, [True, False, False, False]]
     np.testing.assert_allclose(loss(losses, mask, "token-mean"), 1.8, rtol=1e-6)
@@ -86,6 +90,7 @@ def test_weights_are_those_of_the_formulas():
 
 
 def test_masked_rows_do_not_pull_logged_means_to_zero():
+    """P44."""
     mask = jnp.array([[True], [True], [False], [False]])
     assert masked_mean(jnp.ones((4, 1)), mask) == 1
 

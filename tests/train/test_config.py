@@ -7,6 +7,7 @@ from train.advantages import ADVANTAGES
 from train.aggregation import AGGREGATIONS
 from train.config import _CHOICES, GRPOConfig, RunConfig
 from train.correction import SEQUENCE_RATIOS
+from train.kl import KL_ESTIMATORS
 from train.objective import LOSSES
 from train.presets import ALGORITHMS, PRESETS, as_published, find_preset
 
@@ -34,6 +35,11 @@ from train.presets import ALGORITHMS, PRESETS, as_published, find_preset
         ),
         ("entropy_coefficient", -0.1, "entropy_coefficient must be at least 0 and finite, got -0.1"),
         ("entropy_coefficient", float("inf"), "entropy_coefficient must be at least 0 and finite, got inf"),
+        ("kl_coefficient", -0.1, r"kl_coefficient must be at least 0 and finite, got -0\.1"),
+        ("kl_coefficient", float("inf"), "kl_coefficient must be at least 0 and finite, got inf"),
+        ("kl_estimator", "k4", "kl_estimator must be one of exact, k1, k2, k3, got 'k4'"),
+        ("regularize_over", "all", "regularize_over must be one of support, vocabulary, got 'all'"),
+        ("max_staleness", -1, "max_staleness must be at least 0 and finite, got -1"),
         ("tis_cap", 0.5, "tis_cap must be at least 1 and finite, got 0.5"),
         ("tis_cap", float("nan"), "tis_cap must be at least 1 and finite, got nan"),
         ("sequence_ratio_min", 1.5, r"sequence_ratio_min must be in \[0, 1\], got 1.5"),
@@ -106,6 +112,8 @@ def test_names_in_the_config_are_those_of_the_functions():
         "advantages": tuple(ADVANTAGES),
         "aggregation": AGGREGATIONS,
         "sequence_ratio": SEQUENCE_RATIOS,
+        "kl_estimator": ("exact", *KL_ESTIMATORS),
+        "regularize_over": ("support", "vocabulary"),
     } == _CHOICES
 
 

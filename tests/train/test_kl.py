@@ -19,6 +19,7 @@ EXACT = {
 
 @pytest.mark.parametrize(("estimator", "expected"), [("k1", 0.5), ("k2", 0.125), ("k3", 0.1065306597)])
 def test_hand_computed(estimator, expected):
+    """P50."""
     np.testing.assert_allclose(KL_ESTIMATORS[estimator](jnp.float32(-1.0), jnp.float32(-1.5)), expected, rtol=1e-6)
 
 
@@ -36,6 +37,7 @@ def test_values_and_gradients_are_the_closed_forms(estimator):
 
 
 def test_k3_is_never_negative():
+    """P50."""
     d = np.concatenate([np.geomspace(1e-12, 10, 2000), -np.geomspace(1e-12, 100, 2000), [0.0, 1e30, -1e30]])
     values = np.asarray(kl_k3(jnp.zeros(d.shape), jnp.asarray(d.astype(np.float32))))
     assert (values >= 0).all()

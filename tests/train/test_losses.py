@@ -164,6 +164,7 @@ def test_one_advantage_per_completion_makes_both_sequence_losses_one():
 
 
 def test_padding_is_no_part_of_a_sequences_advantage():
+    """P47."""
     given = dataclasses.replace(
         inputs([[0.0] * 4], [0.0], [[True, True, False, False]]), advantages=jnp.array([[1.0, 1.0, 10.0, 10.0]])
     )
@@ -173,6 +174,7 @@ def test_padding_is_no_part_of_a_sequences_advantage():
 
 @every_loss
 def test_a_huge_ratio_at_no_advantage_gives_nothing(name):
+    """P49."""
     value, slope = value_and_slope(LOSSES[name][0], inputs([[100.0]], [0.0]))
     assert value == 0
     assert slope == 0
@@ -180,6 +182,7 @@ def test_a_huge_ratio_at_no_advantage_gives_nothing(name):
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "gspo-token"])
 def test_a_huge_ratio_on_a_good_completion_is_clipped(name):
+    """P49."""
     value, slope = value_and_slope(LOSSES[name][0], inputs([[100.0]], [1.0]))
     np.testing.assert_allclose(value, -1.28, rtol=1e-6)
     assert slope == 0
@@ -188,6 +191,7 @@ def test_a_huge_ratio_on_a_good_completion_is_clipped(name):
 @every_loss
 @pytest.mark.parametrize("log_ratio", [100.0, -100.0, 1e30, -1e30])
 def test_a_huge_ratio_on_a_bad_completion_stays_finite(name, log_ratio):
+    """P49."""
     value, slope = value_and_slope(LOSSES[name][0], inputs([[log_ratio]], [-1.0]))
     assert np.isfinite(value)
     assert np.isfinite(slope).all()
@@ -196,6 +200,7 @@ def test_a_huge_ratio_on_a_bad_completion_stays_finite(name, log_ratio):
 @every_loss
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, -np.inf, 7.0])
 def test_cells_outside_the_mask_change_nothing_bit_for_bit(name, garbage):
+    """P54."""
     given = random_inputs(8, per_token=True)
     mask = given.loss_mask
 

@@ -11,7 +11,10 @@ from rich.console import Console
 from train import checkpoint, cli, report, run
 from train.config import GRPOConfig, RunConfig
 
-GRPO = GRPOConfig(num_prompts=4, group_size=4, max_new_tokens=5, top_k=4, top_p=0.9, schedule="cosine")
+# With a price on the KL, so that a resumed run must find the reference again.
+GRPO = GRPOConfig(
+    num_prompts=4, group_size=4, max_new_tokens=5, top_k=4, top_p=0.9, schedule="cosine", kl_coefficient=0.1
+)
 CONFIG = RunConfig(preset="sort-tiny", task="sort", model="tiny", iterations=4, checkpoint_every=2, grpo=GRPO)
 
 
@@ -41,6 +44,9 @@ def test_a_run_leaves_its_folder(whole):
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     assert all(np.isfinite(value) for row in rows for value in row.values())
     assert all(row["ratio/max_error"] <= 1e-5 for row in rows)
+    assert rows[0]["kl"] == 0, "the reference is the policy that a run starts with"
+    assert rows[3]["kl"] > 0
+    assert all(row["staleness/mean"] == 0 for row in rows)
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     assert len(samples) == 4
