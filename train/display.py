@@ -70,7 +70,7 @@ class Display:
     def _rows(self, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
         size, one_id = metrics["support/size_mean"], metrics["support/one_id_share"]
         mask = "on the recorded supports" if self._sampling_mask else "full vocabulary (sampling mask off)"
-        return [
+        rows = [
             ("reward", f"{metrics['rewards/mean']:.3f}"),
             ("exact answers", f"{metrics['rewards/exact']:.1%}"),
             (
@@ -82,6 +82,9 @@ class Display:
             ("ratio", f"mean {metrics['ratio/mean']:.5f}, std {metrics['ratio/std']:.1e}"),
             ("speed", f"{metrics['tokens_per_second']:,.0f} tokens/s"),
         ]
+        if "kl" in metrics:
+            rows.insert(-1, ("KL from the start", f"{metrics['kl']:.2e} nats"))
+        return rows
 
     def _panel(self, done: int, metrics: Mapping[str, Any]) -> Panel:
         grid = Table.grid(padding=(0, 2))
@@ -93,11 +96,12 @@ class Display:
         return Panel(Group(status, grid), title=self._title, title_align="left", expand=False)
 
     def _line(self, done: int, metrics: Mapping[str, Any]) -> str:
+        kl = f"KL {metrics['kl']:.2e}  " if "kl" in metrics else ""
         return (
             f"{done:>5}/{self._num_iterations}  reward {metrics['rewards/mean']:.3f}  "
             f"exact {metrics['rewards/exact']:.3f}  support {metrics['support/size_mean']:.2f}  "
             f"one-id {metrics['support/one_id_share']:.2f}  max|ratio-1| {metrics['ratio/max_error']:.1e}  "
-            f"ratio {metrics['ratio/mean']:.4f}\u00b1{metrics['ratio/std']:.4f}  "
+            f"ratio {metrics['ratio/mean']:.4f}\u00b1{metrics['ratio/std']:.4f}  {kl}"
             f"{metrics['tokens_per_second']:,.0f} tokens/s  {_clock(self._seconds_left(done))} left"
         )
 
