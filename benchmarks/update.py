@@ -83,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=32)
-    parser.add_argument("--completion", type=int, default=96)
+    parser.add_argument("--completion", type=int, default=96, help="rows times this: a multiple of 256")
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()

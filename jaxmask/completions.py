@@ -52,7 +52,7 @@ class Tokens:
     @classmethod
     def of(cls, lists: Sequence[Sequence[int]], vocab_size: int, what: str, label: str) -> Tokens:
         """One row per list; raises ValueError, which names the token, unless all are lists of ids in [0, V)."""
-        rows = [as_list(f"{what} of {label} {row}", values) for row, values in enumerate(lists)]
+        rows = [as_list(f"{what} of {label} {row}", values) for row, values in enumerate(as_list(f"{what}s", lists))]
         lengths = np.array([len(row) for row in rows], np.int64)
         row_of = np.repeat(np.arange(len(rows)), lengths)
         positions = np.arange(len(row_of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -74,6 +74,7 @@ class Tokens:
 
     def entries(self, field: str, lists: Sequence[Any]) -> list[Any]:
         """What the lists hold for each token; raises ValueError unless they have one entry for each."""
+        lists = as_list(field, lists)
         if len(lists) != len(self.lengths):
             raise ValueError(f"{field} must have one list per completion, {len(self.lengths)}, got {len(lists)}.")
         rows = [as_list(f"{field} of {self.label} {row}", values) for row, values in enumerate(lists)]

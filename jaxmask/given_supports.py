@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Int, Integer
 
 from jaxmask import ragged
-from jaxmask.completions import Tokens
+from jaxmask.completions import Tokens, as_list
 from jaxmask.params import check_count
 from jaxmask.support import Support
 
@@ -41,7 +41,7 @@ class GivenSupports:
             # Rows too many are refused there.
             [
                 [None] * lengths[row] if values is None and row < len(lengths) else values
-                for row, values in enumerate(supports)
+                for row, values in enumerate(as_list("supports", supports))
             ],
         )
 

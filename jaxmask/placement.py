@@ -35,6 +35,12 @@ class Placement:
         """Whether the types of traced arrays carry their sharding on this mesh."""
         return self.mesh is not None and AxisType.Explicit in self.mesh.axis_types
 
+    def along_rows(self, values: jax.Array) -> jax.Array:
+        """Values cut like the rows, where types say how they lie: there, a choice must lie as its cases do."""
+        if not self.is_explicit or values.shape[0] % self.num_row_blocks:
+            return values
+        return jax.sharding.reshard(values, NamedSharding(self.mesh, PartitionSpec(self.batch_axes or None)))
+
     def part(self, num_columns: int) -> Slice:
         """The slice of a device that holds `num_columns` columns of each row."""
         return Slice(num_columns, self.vocab_axes, self.num_slices) if self.vocab_axes else Slice(num_columns)

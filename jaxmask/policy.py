@@ -5,10 +5,12 @@ Work and memory follow the kept ids, not the vocabulary: see `jaxmask.gathered`,
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxmask import placement, scores, scoring
 from jaxmask.kernels import dispatch
@@ -45,7 +47,7 @@ def masked_log_probs(
     Source: DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
     """
     _check_shapes(logits.shape[:-1], support, token_ids)
-    temperatures = _temperatures(temperature, token_ids)
+    temperatures = scoring.temperatures(temperature, token_ids)
     if logits.shape[-1] < support.vocab_size:
         raise ValueError(f"logits have {logits.shape[-1]} columns, fewer than the support's {support.vocab_size} ids.")
     if support.packed is None:
@@ -68,6 +70,7 @@ def support_log_probs(
     temperature: float | Float[Array, ...] = 1.0,
     logit_softcap: float | None = None,
     replay: Replay | None = None,
+    loss_mask: Bool[Array, "*B"] | None = None,
     sharding: NamedSharding | PartitionSpec | None = None,
     implementation: str = "auto",
 ) -> Float[Array, "*B"]:
@@ -85,6 +88,8 @@ def support_log_probs(
       temperature: that of the rollout: one number, or an array of the leading shape; 0 (greedy) tempers nothing.
       logit_softcap: the model's cap on its logits, x -> cap tanh(x / cap); > 0; None: none.
       replay: the edits of the rollout, `Replay.of(rollout)`; the leading axes are then [B, T].
+      loss_mask: tokens that are scored; None: all. The others cost nothing and get no gradient, whatever they hold, and
+        their scores mean nothing.
       sharding: how the logits [N, V] are cut over a mesh, the rows' first axis and the ids: a `NamedSharding`, or a
         `PartitionSpec` for the mesh in context, such as `PartitionSpec("data", "tensor")`. Not needed outside of jit,
         where `hidden` and `head` show it. The head stays where it is; one sum of kept columns crosses devices.
@@ -111,6 +116,7 @@ def support_log_probs(
         temperature=temperature,
         logit_softcap=logit_softcap,
         replay=replay,
+        loss_mask=loss_mask,
         sharding=sharding,
         implementation=implementation,
     ).logprobs
@@ -126,6 +132,7 @@ def support_scores(
     logit_softcap: float | None = None,
     replay: Replay | None = None,
     reference: Reference | None = None,
+    loss_mask: Bool[Array, "*B"] | None = None,
     return_id_logprobs: bool = False,
     sharding: NamedSharding | PartitionSpec | None = None,
     implementation: str = "auto",
@@ -144,6 +151,7 @@ def support_scores(
       replay: the same.
       reference: a reference policy: gives its log-probabilities and KL(policy || reference), exact over each support.
         It is scored with the same cap, edits and temperature, and cut over devices in the same way.
+      loss_mask: as in `support_log_probs`.
       return_id_logprobs: the log-probability of every id in the compact cells.
       sharding: as in `support_log_probs`.
       implementation: the same.
@@ -154,11 +162,15 @@ def support_scores(
     """
     _check_shapes(hidden.shape[:-1], support, token_ids)
     placed = placement.resolve_head(hidden, head, sharding)
-    policy = Policy(hidden, head, _temperatures(temperature, token_ids), logit_softcap, replay, reference, placed)
-    _check_policy(policy, support.vocab_size)
+    policy = Policy(
+        hidden, head, scoring.temperatures(temperature, token_ids), logit_softcap, replay, reference, placed
+    )
+    scoring.check_policy(policy, support.vocab_size, loss_mask)
     mesh = None if placed is None else placed.mesh
     refusal = head_kernel.refusal(hidden, head, support.token_ids)
     chosen = dispatch.choose("support_scores", implementation, hidden, refusal, mesh)
+    if loss_mask is not None:
+        support = dataclasses.replace(support, counts=jnp.where(loss_mask, support.counts, 0))
     return scoring.on_supports(policy, support, token_ids, return_id_logprobs, chosen)
 
 
@@ -172,6 +184,7 @@ def full_scores(
     logit_softcap: float | None = None,
     replay: Replay | None = None,
     reference: Reference | None = None,
+    loss_mask: Bool[Array, "*B"] | None = None,
     sharding: NamedSharding | PartitionSpec | None = None,
 ) -> Scores:
     """Scores over the whole vocabulary, as trainers without supports compute them; after the edits, where there are.
@@ -188,6 +201,7 @@ def full_scores(
       logit_softcap: the same.
       replay: the same.
       reference: as in `support_scores`.
+      loss_mask: as in `support_log_probs`.
       sharding: as in `support_log_probs`.
 
     Raises:
@@ -197,10 +211,12 @@ def full_scores(
     if hidden.shape[:-1] != token_ids.shape:
         raise ValueError(f"leading shapes must agree, got {hidden.shape[:-1]} for hidden and {token_ids.shape}.")
     placed = placement.resolve_head(hidden, head, sharding)
-    policy = Policy(hidden, head, _temperatures(temperature, token_ids), logit_softcap, replay, reference, placed)
+    policy = Policy(
+        hidden, head, scoring.temperatures(temperature, token_ids), logit_softcap, replay, reference, placed
+    )
     vocab_size = head.shape[0] if vocab_size is None else vocab_size
-    _check_policy(policy, vocab_size)
-    rows = scoring.over_vocabulary(policy, token_ids, vocab_size)
+    scoring.check_policy(policy, vocab_size, loss_mask)
+    rows = scoring.over_vocabulary(policy, token_ids, vocab_size, is_chosen=loss_mask)
     return Scores(rows.logprobs, rows.entropy, None, rows.kl, rows.ref_logprobs)
 
 
@@ -209,42 +225,4 @@ def _check_shapes(leading: tuple[int, ...], support: Support, token_ids: Int[Arr
         raise ValueError(
             f"leading shapes must agree, got {leading} for the policy, {support.shape} for the support and "
             f"{token_ids.shape} for token_ids."
-        )
-
-
-def _temperatures(temperature: float | Float[Array, ...], token_ids: Int[Array, "*B"]) -> Float[Array, "*B"]:
-    if not isinstance(temperature, jax.Array):
-        if not temperature >= 0:
-            raise ValueError(f"temperature must be at least 0, got {temperature}.")
-    elif temperature.ndim and temperature.shape != token_ids.shape:
-        raise ValueError(
-            f"temperature must be one number or have the leading shape {token_ids.shape}, got {temperature.shape}."
-        )
-    return jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), token_ids.shape)
-
-
-def _check_policy(policy: Policy, vocab_size: int) -> None:
-    """Raises ValueError unless head, cap, replay and reference fit the hidden states."""
-    hidden, head, cap, replay, reference = (
-        policy.hidden,
-        policy.head,
-        policy.logit_softcap,
-        policy.replay,
-        policy.reference,
-    )
-    if head.ndim != 2 or head.shape[1] != hidden.shape[-1]:
-        raise ValueError(f"head must have the {hidden.shape[-1]} columns of hidden, got shape {head.shape}.")
-    if head.shape[0] < vocab_size:
-        raise ValueError(f"head has {head.shape[0]} rows, fewer than the {vocab_size} ids of the vocabulary.")
-    if cap is not None and not 0 < cap < jnp.inf:
-        raise ValueError(f"logit_softcap must be > 0 and finite, or None, got {cap}.")
-    if replay is not None and replay.token_ids.shape != hidden.shape[:-1]:
-        raise ValueError(f"replay is of tokens {replay.token_ids.shape}, and hidden has {hidden.shape[:-1]}.")
-    if reference is not None and (reference.hidden.shape[:-1], reference.head.shape[0]) != (
-        hidden.shape[:-1],
-        head.shape[0],
-    ):
-        raise ValueError(
-            f"reference must have the tokens and ids of the policy, {hidden.shape[:-1]} and {head.shape[0]}, got "
-            f"{reference.hidden.shape[:-1]} and {reference.head.shape[0]}."
         )

@@ -37,6 +37,47 @@ class Policy(NamedTuple):
     placed: Placement | None
 
 
+def temperatures(temperature: float | Float[Array, ...], token_ids: Int[Array, "*B"]) -> Float[Array, "*B"]:
+    """One temperature per token; raises ValueError for a number below 0 or an array that does not fit."""
+    if not isinstance(temperature, jax.Array):
+        if not temperature >= 0:
+            raise ValueError(f"temperature must be at least 0, got {temperature}.")
+    elif temperature.ndim and temperature.shape != token_ids.shape:
+        raise ValueError(
+            f"temperature must be one number or have the leading shape {token_ids.shape}, got {temperature.shape}."
+        )
+    return jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), token_ids.shape)
+
+
+def check_policy(policy: Policy, vocab_size: int, loss_mask: Bool[Array, "*B"] | None) -> None:
+    """Raises ValueError unless head, cap, replay, reference and mask fit the hidden states."""
+    hidden, head, cap, replay, reference = (
+        policy.hidden,
+        policy.head,
+        policy.logit_softcap,
+        policy.replay,
+        policy.reference,
+    )
+    if head.ndim != 2 or head.shape[1] != hidden.shape[-1]:
+        raise ValueError(f"head must have the {hidden.shape[-1]} columns of hidden, got shape {head.shape}.")
+    if head.shape[0] < vocab_size:
+        raise ValueError(f"head has {head.shape[0]} rows, fewer than the {vocab_size} ids of the vocabulary.")
+    if cap is not None and not 0 < cap < jnp.inf:
+        raise ValueError(f"logit_softcap must be > 0 and finite, or None, got {cap}.")
+    if loss_mask is not None and loss_mask.shape != hidden.shape[:-1]:
+        raise ValueError(f"loss_mask must have the leading shape {hidden.shape[:-1]}, got {loss_mask.shape}.")
+    if replay is not None and replay.token_ids.shape != hidden.shape[:-1]:
+        raise ValueError(f"replay is of tokens {replay.token_ids.shape}, and hidden has {hidden.shape[:-1]}.")
+    if reference is not None and (reference.hidden.shape[:-1], reference.head.shape[0]) != (
+        hidden.shape[:-1],
+        head.shape[0],
+    ):
+        raise ValueError(
+            f"reference must have the tokens and ids of the policy, {hidden.shape[:-1]} and {head.shape[0]}, got "
+            f"{reference.hidden.shape[:-1]} and {reference.head.shape[0]}."
+        )
+
+
 def on_supports(
     policy: Policy,
     support: Support,
@@ -57,14 +98,19 @@ def on_supports(
         flat = hidden.reshape(-1, hidden.shape[-1])
         kept = heads.kept_logits(flat, head, cells, policy.placed, implementation)
         kept = _capped(kept.reshape(support.token_ids.shape), policy.logit_softcap)
-        return kept if policy.replay is None else policy.replay.edited(kept)
+        if policy.replay is None:
+            return kept
+        # Whatever the settings of a row without a support are, they are not its.
+        return jnp.where((num > 0)[..., None], policy.replay.edited(kept), 0.0)
 
-    kept, is_cell = edited(policy.hidden, policy.head), support.cells()
+    kept = edited(policy.hidden, policy.head)
+    is_cell = support.cells() & (support.counts > 0)[..., None]
     ref_kept = None if policy.reference is None else jax.lax.stop_gradient(edited(*policy.reference))
     rows = scores.of_columns(kept, is_cell, support.token_ids == token_ids[..., None], policy.temperature, ref_kept)
     if support.packed is not None:
         wide = over_vocabulary(policy, token_ids, support.vocab_size, support.packed, is_wide)
-        rows = jax.tree.map(lambda wide, narrow: jnp.where(is_wide, wide, narrow), wide, rows)
+        chosen = is_wide if policy.placed is None else policy.placed.along_rows(is_wide)
+        rows = jax.tree.map(lambda wide, narrow: jnp.where(chosen, wide, narrow), wide, rows)
     id_logprobs = scores.of_ids(kept, is_cell, policy.temperature, rows) if return_id_logprobs else None
     return Scores(rows.logprobs, rows.entropy, id_logprobs, rows.kl, rows.ref_logprobs)
 

@@ -88,11 +88,12 @@ def _backward(score: Any, saved: Any, cotangents: RowScores) -> tuple[Array, Arr
         is_used = target < hidden.shape[0]
         of_rows = jax.tree.map(lambda leaf: jnp.where(is_used, leaf[rows], 0.0), cotangents)
         moves = functools.reduce(jnp.logical_or, (leaf != 0 for leaf in jax.tree.leaves(of_rows)))
-        # 0 x NaN is NaN: what moves nothing must not be multiplied.
-        states = jnp.where(moves[:, None], hidden[rows], jnp.zeros((), hidden.dtype))
-        _, pull = jax.vjp(lambda states, head: score(states, head, rows, leaves), states, head)
+        # 0 x NaN is NaN: what moves nothing is left out, and a row that moves something stands in for it.
+        rows = jnp.where(moves, rows, rows[jnp.argmax(moves)])
+        _, pull = jax.vjp(lambda states, head: score(states, head, rows, leaves), hidden[rows], head)
         new_hidden, new_head = pull(of_rows)
-        return d_hidden.at[target].set(new_hidden, mode="drop"), d_head + new_head.astype(jnp.float32)
+        d_head = d_head + jnp.where(moves.any(), new_head, jnp.zeros((), new_head.dtype)).astype(jnp.float32)
+        return d_hidden.at[jnp.where(moves, target, hidden.shape[0])].set(new_hidden, mode="drop"), d_head
 
     d_hidden, d_head = _loop(step, is_chosen, start)
     return d_hidden, d_head.astype(head.dtype), None, None

@@ -159,17 +159,29 @@ def test_placed_arrays_say_themselves_how_they_lie():
     assert len(found.sharding.device_set) == 2
 
 
-def test_on_a_mesh_of_explicit_axes():
+@pytest.mark.parametrize("cut", [P(), P("data")])
+@pytest.mark.parametrize("width", [W, 3])
+def test_on_a_mesh_of_explicit_axes(width, cut):
+    """Rows in two leading axes; supports that lie like the rows, or everywhere; some wider than 3 cells."""
     hidden, head, _ = arrays()
-    lists, token_ids = case()[2][:12], jnp.asarray(case()[3][:12])
-    support = Support.from_lists(lists, V, width=W)
+    hidden, head = hidden[:12].reshape(4, 3, D), head[:100]
+    lists = [[token_id for token_id in ids if token_id < 100][:5] or [0] for ids in case()[2][:12]]
+    support = Support.from_lists(lists, 100, width=width).reshape(4, 3)
+    token_ids = jnp.array([ids[0] for ids in lists], jnp.int32).reshape(4, 3)
+
+    @jax.jit
+    def total(hidden, head, support, token_ids):
+        scores = support_scores(hidden, head, support, token_ids, reference=Reference(2 * hidden, head))
+        return scores.logprobs.sum() + scores.kl.sum()
+
+    right = jax.value_and_grad(total, argnums=(0, 1))(hidden, head, support, token_ids)
     mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Explicit,) * 2)
-    right = support_log_probs(hidden[:12], head[:100], Support(support.token_ids, support.counts, None, 100), token_ids)
+    on = [NamedSharding(mesh, spec) for spec in (P("data"), P("tensor"), cut, cut)]
     with jax.set_mesh(mesh):
-        cells = Support(support.token_ids, support.counts, None, 100)
-        placed = jax.sharding.reshard((hidden[:12], head[:100]), (P("data"), P("tensor")))
-        found = support_log_probs(*placed, cells, token_ids)
-    np.testing.assert_allclose(found, right, atol=tolerances.LOGPROB)
+        placed = jax.sharding.reshard((hidden, head, support, token_ids), tuple(on))
+        found = jax.value_and_grad(total, argnums=(0, 1))(*placed)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(right), strict=True):
+        np.testing.assert_allclose(one, other, rtol=tolerances.LOGPROB, atol=tolerances.GRADIENT)
 
 
 def test_inside_shard_map_a_slice_of_the_head_is_refused():

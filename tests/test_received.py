@@ -401,3 +401,20 @@ def test_one_wrong_entry_is_refused_where_it_stands(seed, kind):
     ):
         with pytest.raises(ValueError, match=f"row {row}, position {position}\\b"):
             receive()
+
+
+@pytest.mark.parametrize("value", [None, 1, "12", 1.5])
+@pytest.mark.parametrize("field", ["prompts", "completions", "logprobs", "supports", "loss_mask", "policy_versions"])
+def test_what_is_no_list_is_named(field, value, unchecked):
+    given = {
+        "prompts": [[1]],
+        "completions": [[2, 3]],
+        "logprobs": [[0.0, 0.0]],
+        "supports": [[[2], [3]]],
+        "loss_mask": [[True, True]],
+        "policy_versions": [[0, 0]],
+    }
+    if value is None and field in ("loss_mask", "policy_versions"):
+        return
+    with pytest.raises(ValueError, match=f"{field} must be a list, got {value!r}"):
+        rollout_from_lists(**{**given, field: value}, params=SamplingParams(top_k=5), vocab_size=9)

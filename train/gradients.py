@@ -102,16 +102,19 @@ def _scores(model: Decoder, rows: LearnerRows, learner: Learner, reference: Deco
     config = learner.config
     hidden = _hidden(model, rows)
     temperature = jnp.broadcast_to(rows.temperature[:, None], rows.sampled_ids.shape)
-    options: dict[str, Any] = {"temperature": temperature, "replay": rows.replay, "sharding": learner.sharding}
+    options: dict[str, Any] = {
+        "temperature": temperature,
+        "replay": rows.replay,
+        "loss_mask": rows.loss_mask,
+        "sharding": learner.sharding,
+    }
     if reference is not None:
         options["reference"] = Reference(_hidden(reference, rows), reference.head)
     if not config.sampling_mask:
         vocab_size = rows.support.vocab_size
         return full_scores(hidden, model.head, rows.sampled_ids, vocab_size=vocab_size, **options)
-    # What is not trained on costs nothing.
-    support = dataclasses.replace(rows.support, counts=jnp.where(rows.loss_mask, rows.support.counts, 0))
     options["implementation"] = config.implementation
-    return support_scores(hidden, model.head, support, rows.sampled_ids, **options)
+    return support_scores(hidden, model.head, rows.support, rows.sampled_ids, **options)
 
 
 def _hidden(model: Decoder, rows: LearnerRows) -> Float[Array, "B T D"]:
