@@ -116,6 +116,7 @@ def test_full_vocabulary_scoring_is_biased_where_supports_are_not(state):
     assert float(off.ratio_std) > 0.01
 
 
+@pytest.mark.slow
 def test_recorded_logprobs_are_the_models_on_the_recorded_supports(state):
     rollout = rollout_of(state)
     rows = ROWS(rollout, jnp.zeros(16))
@@ -180,6 +181,7 @@ def test_equal_rewards_move_nothing(state):
         np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.slow
 def test_later_passes_move_on_from_the_first(state):
     rollout, rewards = rollout_of(state), Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
     steep = dataclasses.replace(CONFIG, learning_rate=0.05)
@@ -218,6 +220,7 @@ def test_a_rollout_that_cannot_be_replayed_is_refused(state, change, message):
         grpo_step(state, rollout, rewards, config=config, optimizer=OPTIMIZER)
 
 
+@pytest.mark.slow
 def test_a_rollout_with_edits_is_replayed(state):
     """Penalties, bias and withheld ids, in one batch with rows that use none; in micro-batches too."""
     edits = [{"repetition_penalty": 1.8}, {"presence_penalty": 1.5, "frequency_penalty": 0.5}, {"logit_bias": {2: 3.0}}]
@@ -241,6 +244,7 @@ def test_a_rollout_with_edits_is_replayed(state):
     assert metrics.max_ratio_error > 1e-3
 
 
+@pytest.mark.slow
 def test_ids_of_a_padded_head_are_neither_drawn_nor_scored(state):
     prompts = TASK.prompts(jax.random.key(5), CONFIG.num_prompts)
     rollout = collect_for_host(state, prompts, config=CONFIG, vocab_size=7, eos_token_ids=())
@@ -252,6 +256,7 @@ def test_ids_of_a_padded_head_are_neither_drawn_nor_scored(state):
     assert metrics.entropy <= np.log(7) + 1e-6
 
 
+@pytest.mark.slow
 def test_the_host_path_moves_ids_down_and_rewards_up_only(state):
     prompts = jax.device_put(TASK.prompts(jax.random.key(1), CONFIG.num_prompts))
     rewards = jax.device_put(Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool)))
