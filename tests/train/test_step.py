@@ -329,8 +329,8 @@ def off_policy_rows(state):
     return dataclasses.replace(rows, behaviour_logprobs=rows.behaviour_logprobs + jnp.asarray(noise, jnp.float32))
 
 
-# Each loss in one cut besides the whole. That every number of parts adds up is `test_micro_batches_do_not_change_the_
-# gradient`; what losses and aggregations ask of whole sequences must hold for each of them, in whatever cut.
+# Each loss in one cut besides the whole; `test_micro_batches_do_not_change_the_gradient` has both cuts of one loss.
+# what a loss or an aggregation asks of whole sequences must hold in whatever cut.
 CUTS = dict(zip(OBJECTIVES, (2, 4, 4, 2, 2, 4), strict=True))
 
 
