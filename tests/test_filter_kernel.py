@@ -60,10 +60,8 @@ def every_kind(vocab_size, count, seed):
 @pytest.mark.parametrize(
     ("vocab_size", "width"),
     [
-        (1, 1),
         (7, 3),
-        *(pytest.param(*case, marks=SLOW) for case in ((8, 8), (9, 20), (4095, 20), (4096, 1), (4097, 64))),
-        (5003, 17),
+        *(pytest.param(*case, marks=SLOW) for case in ((1, 1), (9, 20), (4095, 20), (4096, 1), (4097, 64), (5003, 17))),
     ],
 )
 def test_the_kernels_draw_what_the_plain_path_draws(vocab_size, width):
@@ -82,7 +80,10 @@ def test_the_kernels_draw_what_the_plain_path_draws(vocab_size, width):
     is_greedy = np.array([request.temperature == 0 for request in params]) & np.asarray(kernel.is_valid)
     np.testing.assert_array_equal(np.asarray(kernel.token_ids)[is_greedy], truth.order[is_greedy, 0])
 
-    # bfloat16: what falls back has nothing to do with kernels, and is left out.
+    # bfloat16, read by other loads, so at rows that end within and past a block; `test_a_real_vocabulary` has the rest.
+    if vocab_size not in (7, 4097, 5003):
+        return
+    # What falls back has nothing to do with kernels, and is left out.
     plan = Plan(width, width < vocab_size, "processed_logprobs", 0, False, Slice(vocab_size), "interpret")
     half, is_decided = jax.jit(lambda x: api.draw(x, batch, jnp.full(180, 3, jnp.int32), plan))(logits)
     is_seen = np.asarray(is_decided & plain.is_valid)
@@ -126,6 +127,7 @@ def test_the_kernels_decide_what_they_are_made_for():
     assert_alike(*both(logits, batch, step=1, width=width))
 
 
+@pytest.mark.slow
 def test_rows_that_overflow_fall_back_alone():
     V, width = 5003, 16
     logits = np.tile(np.linspace(10, -10, V, dtype=np.float32), (5, 1))
@@ -140,6 +142,7 @@ def test_rows_that_overflow_fall_back_alone():
     assert kernel.support.token_ids[1].tolist() == list(range(16))
 
 
+@pytest.mark.slow
 def test_ties_across_the_border_of_a_block():
     """Ids 4090 to 4101 tie at the top-k bound: the lower ids win, on either side of the border at 4096."""
     logits = np.full((4, 5003), -INF, np.float32)
@@ -153,6 +156,7 @@ def test_ties_across_the_border_of_a_block():
     assert kernel.support.to_lists() == [[*range(4090, 4089 + top_k), 5000] for top_k in top_ks]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [31, 32, 33])
 def test_supports_around_the_width(k):
     """One id fewer than the cells, as many, and one more."""
@@ -164,6 +168,7 @@ def test_supports_around_the_width(k):
     assert (kernel.support.packed is None) == (k <= 32)
 
 
+@pytest.mark.slow
 def test_a_padded_head_is_not_drawn():
     """That it is not copied either is seen in the compiled program (`test_gpu_compile.py`)."""
     logits = np.random.default_rng(0).normal(size=(3, 128)).astype(np.float32)
@@ -197,6 +202,7 @@ def test_under_vmap_and_scan():
     np.testing.assert_array_equal(jax.lax.scan(lambda _, x: (None, draw(x)), None, logits)[1], alone)
 
 
+@pytest.mark.slow
 def test_edits_come_before_the_kernels():
     logits = np.random.default_rng(0).normal(size=(2, 300)).astype(np.float32)
     params = [
@@ -209,6 +215,7 @@ def test_edits_come_before_the_kernels():
     assert kernel.support.to_lists()[0] == sorted({3, 7, 200, 299})
 
 
+@pytest.mark.slow
 def test_rows_over_devices():
     """Each device runs the kernels on its rows; a vocabulary that is cut takes the plain path."""
     mesh = jax.make_mesh((2, 2), ("data", "tensor"))

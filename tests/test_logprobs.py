@@ -14,6 +14,8 @@ from jaxmask import Sample, SamplingBatch, SamplingParams, TopLogprobs, prompt_l
 from jaxmask.params import LOGPROBS_MODES
 from jaxmask.wire import Logprob, to_logprob_dicts
 
+SLOW = pytest.mark.slow
+
 
 def draw(logits, params, *, width=8, **options) -> Sample:
     logits = np.atleast_2d(np.asarray(logits, np.float32))
@@ -44,6 +46,7 @@ def test_the_sampled_token_is_listed_once_with_its_rank():
     assert last[3].logprob == near(-3.4401896986)
 
 
+@pytest.mark.slow
 def test_the_sampled_token_is_there_when_it_is_not_among_the_top():
     """P37: also with num_logprobs 0."""
     requests = [SamplingParams(seed=seed) for seed in range(200)]
@@ -96,11 +99,16 @@ def expected_report(mode, raw, edited, keep, params, num):
     return values, basis, order[: min(num, int(np.isfinite(basis).sum()))]
 
 
-@pytest.mark.parametrize("mode", LOGPROBS_MODES)
 @pytest.mark.parametrize(
-    ("vocab_size", "width", "num"), [(300, 8, 5), pytest.param(40, 30, 40, marks=pytest.mark.slow)]
+    ("vocab_size", "width", "num", "mode"),
+    [
+        (300, 8, 5, "raw_logprobs"),
+        *(pytest.param(300, 8, 5, mode, marks=SLOW) for mode in LOGPROBS_MODES if mode != "raw_logprobs"),
+        # Where columns hold whole rows, all of whose ids are listed: one mode before and one after the edits.
+        *(pytest.param(40, 30, 40, mode, marks=SLOW) for mode in ("raw_logprobs", "processed_logits")),
+    ],
 )
-def test_every_mode_against_the_oracle(mode, vocab_size, width, num):
+def test_every_mode_against_the_oracle(vocab_size, width, num, mode):
     """Values, ranks and top tokens of adversarial rows; narrow columns, so that every path is taken."""
     rng = np.random.default_rng([vocab_size, num])
     logits = rows.adversarial(rng, 180, vocab_size)
@@ -218,6 +226,7 @@ def test_the_last_three_tokens_of_a_sequence_use_the_places_before_them():
     )
 
 
+@pytest.mark.slow
 def test_places_past_a_prompt_say_nothing_and_touch_nothing():
     logits = np.tile(teacher_forcing(), (2, 1, 1))
     logits[1, 2:] = np.nan

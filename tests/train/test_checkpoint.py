@@ -12,6 +12,7 @@ def arrays(state):
     return [np.asarray(jax.random.key_data(leaf) if leaf is state.key else leaf) for leaf in jax.tree.leaves(state)]
 
 
+@pytest.mark.slow
 def test_a_restored_state_is_the_saved_one_and_trains_on_alike(state, tmp_path):
     state, _ = train_iteration(state, task=TASK, config=CONFIG, optimizer=OPTIMIZER)
     saved = [leaf.copy() for leaf in arrays(state)]

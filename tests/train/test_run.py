@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import io
 import json
 import shutil
@@ -28,6 +29,14 @@ def saved_arrays(folder, step):
     return [np.asarray(jax.random.key_data(leaf) if leaf is state.key else leaf) for leaf in jax.tree.leaves(state)]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_optimizer_per_config():
+    """Optimisers are static: a new one would compile the same iteration again for every run and every resume."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "make_optimizer", functools.cache(run.make_optimizer))
+        yield
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run of four iterations, and what it printed."""
@@ -37,6 +46,7 @@ def whole(tmp_path_factory):
     return folder, screen.file.getvalue()
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_folder(whole):
     folder, text = whole
     assert RunConfig.from_json((folder / "config.json").read_text()) == CONFIG
@@ -100,6 +110,7 @@ def test_a_torn_line_and_a_new_total_survive_a_resume(whole, tmp_path):
         run.resume(folder, None, console())
 
 
+@pytest.mark.slow
 def test_a_run_never_writes_over_another(whole):
     before = {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match="is not empty"):
@@ -107,6 +118,7 @@ def test_a_run_never_writes_over_another(whole):
     assert {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_finished_run_has_nothing_to_resume(whole):
     with pytest.raises(ValueError, match="has done 4 of 4 iterations"):
         run.resume(whole[0], None, console())
@@ -175,6 +187,7 @@ def _damage_list(path):
     path.with_name("4.files.json").write_text("[")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [_remove_everything, _truncate_data, _flip_a_bit, _damage_metadata, _damage_list])
 def test_a_damaged_checkpoint_is_refused_in_one_line_and_left_alone(whole, tmp_path, capfd, damage):
     folder = shutil.copytree(whole[0], tmp_path / "run")

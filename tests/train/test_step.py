@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import re
 
 import jax
@@ -28,6 +29,12 @@ HOST_OPERATIONS = re.compile(
 )
 
 
+# One jitted form of each for all tests: op by op, every operation would be a program of its own.
+GRADIENTS = jax.jit(accumulate, static_argnums=2)
+LOGPROBS = jax.jit(logprobs, static_argnums=2)
+ROWS = jax.jit(learner_rows)
+
+
 def primitives(jaxpr):
     for equation in jaxpr.eqns:
         yield equation.primitive.name
@@ -40,6 +47,11 @@ def primitives(jaxpr):
 def rollout_of(state, config=CONFIG, task=TASK):
     prompts = task.prompts(jax.random.key(5), config.num_prompts)
     return collect_for_host(state, prompts, config=config, vocab_size=TASK.vocab_size, eos_token_ids=())
+
+
+def updated(state, rollout, rewards, config=CONFIG, optimizer=OPTIMIZER):
+    """One `grpo_step` as one program, which all tests of a config share; the state stays, for others to start from."""
+    return update_from_host(jax.tree.map(jnp.copy, state), rollout, rewards, config=config, optimizer=optimizer)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -96,18 +108,19 @@ def test_full_vocabulary_scoring_is_biased_where_supports_are_not(state):
     config = dataclasses.replace(CONFIG, sampling_mask=False)
     rollout = rollout_of(state)
     rewards = Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
-    _, off = grpo_step(state, rollout, rewards, config=config, optimizer=OPTIMIZER)
-    _, on = grpo_step(state, rollout, rewards, config=CONFIG, optimizer=OPTIMIZER)
+    _, off = updated(state, rollout, rewards, config)
+    _, on = updated(state, rollout, rewards)
     assert abs(float(on.ratio_mean) - 1) <= 1e-6
     # Full probabilities are the kept ones times the kept mass, which truncation made smaller than 1.
     assert float(off.ratio_mean) < 0.95
     assert float(off.ratio_std) > 0.01
 
 
+@pytest.mark.slow
 def test_recorded_logprobs_are_the_models_on_the_recorded_supports(state):
     rollout = rollout_of(state)
-    rows = learner_rows(rollout, jnp.zeros(16))
-    logits = state.model.logits(rows.token_ids)
+    rows = ROWS(rollout, jnp.zeros(16))
+    logits = jax.jit(lambda model, ids: model.logits(ids))(state.model, rows.token_ids)
     first = int(rollout.prompt_lengths[0]) - 1
     logits = logits[:, first : first + CONFIG.max_new_tokens]
     expected = masked_log_probs(logits, rollout.support, rollout.token_ids)
@@ -120,10 +133,10 @@ def test_micro_batches_do_not_change_the_gradient(state, num_micro_batches):
     rollout = rollout_of(state)
     # Unequal lengths, so that means of means would differ from the mean.
     rollout = dataclasses.replace(rollout, lengths=jnp.asarray(np.arange(16) % 3 + 1, jnp.int32))
-    rows = learner_rows(rollout, jnp.asarray(np.linspace(-1, 1, 16), jnp.float32))
-    whole, seen = accumulate(state.model, rows, Learner(CONFIG))
+    rows = ROWS(rollout, jnp.asarray(np.linspace(-1, 1, 16), jnp.float32))
+    whole, seen = GRADIENTS(state.model, rows, Learner(CONFIG))
     cut = Learner(dataclasses.replace(CONFIG, num_micro_batches=num_micro_batches))
-    parts, seen_parts = accumulate(state.model, rows, cut)
+    parts, seen_parts = GRADIENTS(state.model, rows, cut)
     for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6 * float(jnp.abs(one).max() + 1))
     np.testing.assert_allclose(seen.loss, seen_parts.loss, atol=1e-6)
@@ -143,32 +156,32 @@ def test_what_lies_in_cells_that_were_not_sampled_changes_nothing(state):
         ),
     )
     advantages = jnp.asarray(np.linspace(-1, 1, 16), jnp.float32)
-    clean, _ = jax.jit(accumulate, static_argnums=2)(state.model, learner_rows(rollout, advantages), Learner(CONFIG))
-    other, _ = jax.jit(accumulate, static_argnums=2)(state.model, learner_rows(dirty, advantages), Learner(CONFIG))
+    clean, _ = GRADIENTS(state.model, ROWS(rollout, advantages), Learner(CONFIG))
+    other, _ = GRADIENTS(state.model, ROWS(dirty, advantages), Learner(CONFIG))
     for one, two in zip(jax.tree.leaves(clean), jax.tree.leaves(other), strict=True):
         np.testing.assert_array_equal(one, two)
 
 
 def test_an_empty_rollout_moves_nothing_and_stays_finite(state):
+    """The whole update; the gradients of every other loss are in `test_no_loss_moves_an_empty_rollout`."""
     rollout = dataclasses.replace(rollout_of(state), lengths=jnp.zeros(16, jnp.int32))
-    before = jax.tree.map(np.asarray, state.model)
     rewards = Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
-    after, metrics = grpo_step(state, rollout, rewards, config=CONFIG, optimizer=OPTIMIZER)
+    after, metrics = updated(state, rollout, rewards)
     assert all(np.isfinite(np.asarray(leaf)) for leaf in jax.tree.leaves(metrics))
-    for one, two in zip(jax.tree.leaves(before), jax.tree.leaves(after.model), strict=True):
+    for one, two in zip(jax.tree.leaves(state.model), jax.tree.leaves(after.model), strict=True):
         np.testing.assert_array_equal(one, two)
 
 
 def test_equal_rewards_move_nothing(state):
-    before = jax.tree.map(np.asarray, state.model)
     rewards = Rewards(jnp.full(16, 0.1), jnp.zeros(16, bool))
-    after, metrics = grpo_step(state, rollout_of(state), rewards, config=CONFIG, optimizer=OPTIMIZER)
+    after, metrics = updated(state, rollout_of(state), rewards)
     assert metrics.loss == 0
     assert metrics.grad_norm == 0
-    for one, two in zip(jax.tree.leaves(before), jax.tree.leaves(after.model), strict=True):
+    for one, two in zip(jax.tree.leaves(state.model), jax.tree.leaves(after.model), strict=True):
         np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.slow
 def test_later_passes_move_on_from_the_first(state):
     rollout, rewards = rollout_of(state), Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
     steep = dataclasses.replace(CONFIG, learning_rate=0.05)
@@ -177,7 +190,7 @@ def test_later_passes_move_on_from_the_first(state):
         config = dataclasses.replace(steep, num_updates=num_updates)
         optimizer = make_optimizer(config, 10)
         start = init_state(state.model, optimizer, 0)
-        return grpo_step(start, rollout, rewards, config=config, optimizer=optimizer)
+        return updated(start, rollout, rewards, config, optimizer)
 
     (once, first), (thrice, all_passes) = moved(1), moved(3)
     assert first.max_ratio_error <= 1e-5
@@ -207,6 +220,7 @@ def test_a_rollout_that_cannot_be_replayed_is_refused(state, change, message):
         grpo_step(state, rollout, rewards, config=config, optimizer=OPTIMIZER)
 
 
+@pytest.mark.slow
 def test_a_rollout_with_edits_is_replayed(state):
     """Penalties, bias and withheld ids, in one batch with rows that use none; in micro-batches too."""
     edits = [{"repetition_penalty": 1.8}, {"presence_penalty": 1.5, "frequency_penalty": 0.5}, {"logit_bias": {2: 3.0}}]
@@ -215,30 +229,34 @@ def test_a_rollout_with_edits_is_replayed(state):
     batch = SamplingBatch.from_params(params, vocab_size=TASK.vocab_size, support_bound=4)
     prompts = TASK.prompts(jax.random.key(5), CONFIG.num_prompts)
     prompts = [jnp.asarray(leaf) for leaf in (prompts.token_ids, prompts.lengths)]
-    rollout = generate(state.model, batch, *prompts, max_new_tokens=3, width=4, group_size=4)
+    rollout = jax.jit(functools.partial(generate, max_new_tokens=3, width=4, group_size=4))(
+        state.model, batch, *prompts
+    )
     rewards = Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
     config = dataclasses.replace(CONFIG, num_micro_batches=2)
-    _, metrics = grpo_step(state, rollout, rewards, config=config, optimizer=OPTIMIZER)
+    _, metrics = updated(state, rollout, rewards, config)
     assert metrics.max_ratio_error <= 1e-5
     assert metrics.clip_fraction == 0
     # Without the edits the policy would be another one.
     neutral = {"repetition_penalty": jnp.ones(16), "logit_bias_values": jnp.zeros_like(batch.logit_bias_values)}
     other = dataclasses.replace(rollout, sampling=dataclasses.replace(rollout.sampling, **neutral))
-    _, metrics = grpo_step(state, other, rewards, config=config, optimizer=OPTIMIZER)
+    _, metrics = updated(state, other, rewards, config)
     assert metrics.max_ratio_error > 1e-3
 
 
+@pytest.mark.slow
 def test_ids_of_a_padded_head_are_neither_drawn_nor_scored(state):
     prompts = TASK.prompts(jax.random.key(5), CONFIG.num_prompts)
     rollout = collect_for_host(state, prompts, config=CONFIG, vocab_size=7, eos_token_ids=())
     assert int(rollout.token_ids.max()) < 7
     rewards = Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
     config = dataclasses.replace(CONFIG, sampling_mask=False)
-    _, metrics = grpo_step(state, rollout, rewards, config=config, optimizer=OPTIMIZER)
+    _, metrics = updated(state, rollout, rewards, config)
     # Over 7 ids the entropy cannot exceed ln 7.
     assert metrics.entropy <= np.log(7) + 1e-6
 
 
+@pytest.mark.slow
 def test_the_host_path_moves_ids_down_and_rewards_up_only(state):
     prompts = jax.device_put(TASK.prompts(jax.random.key(1), CONFIG.num_prompts))
     rewards = jax.device_put(Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool)))
@@ -287,10 +305,8 @@ def test_an_iteration_with_the_kernels_is_the_plain_one(state):
     np.testing.assert_array_equal(kernel.token_ids, plain.token_ids)
     np.testing.assert_array_equal(kernel.support.token_ids, plain.support.token_ids)
     rewards = TASK.score(plain)
-    # The state is donated.
-    again = jax.tree.map(jnp.copy, state)
-    moved, metrics = grpo_step(state, plain, rewards, config=CONFIG, optimizer=OPTIMIZER)
-    moved_by_kernel, kernel_metrics = grpo_step(again, kernel, rewards, config=config, optimizer=OPTIMIZER)
+    moved, metrics = updated(state, plain, rewards)
+    moved_by_kernel, kernel_metrics = updated(state, kernel, rewards, config)
     assert abs(float(kernel_metrics.loss) - float(metrics.loss)) < 1e-6
     assert float(metrics.grad_norm) == pytest.approx(float(kernel_metrics.grad_norm), rel=1e-4)
     for expected, found in zip(jax.tree.leaves(moved.model), jax.tree.leaves(moved_by_kernel.model), strict=True):
@@ -312,9 +328,14 @@ OBJECTIVES = {
 def off_policy_rows(state):
     """Rows of unequal lengths, of which one has no token, sampled by another policy."""
     rollout = dataclasses.replace(rollout_of(state), lengths=jnp.asarray(np.arange(16) % 4, jnp.int32))
-    rows = learner_rows(rollout, jnp.asarray(np.linspace(-1, 1, 16), jnp.float32))
+    rows = ROWS(rollout, jnp.asarray(np.linspace(-1, 1, 16), jnp.float32))
     noise = np.random.default_rng(0).uniform(-0.3, 0.3, rows.behaviour_logprobs.shape)
     return dataclasses.replace(rows, behaviour_logprobs=rows.behaviour_logprobs + jnp.asarray(noise, jnp.float32))
+
+
+# Each loss in one cut besides the whole; `test_micro_batches_do_not_change_the_gradient` has both cuts of one loss.
+# what a loss or an aggregation asks of whole sequences must hold in whatever cut.
+CUTS = dict(zip(OBJECTIVES, (2, 4, 4, 2, 2, 4), strict=True))
 
 
 @pytest.mark.slow
@@ -322,33 +343,42 @@ def off_policy_rows(state):
 def test_no_loss_depends_on_the_cut(state, name):
     config = dataclasses.replace(CONFIG, **OBJECTIVES[name])
     rows = off_policy_rows(state)
-    run = jax.jit(accumulate, static_argnums=2)
-    whole, seen = run(state.model, rows, Learner(config))
+    whole, seen = GRADIENTS(state.model, rows, Learner(config))
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(whole)) > 1e-3
-    for num_micro_batches in (2, 4):
-        cut = Learner(dataclasses.replace(config, num_micro_batches=num_micro_batches))
-        parts, seen_parts = run(state.model, rows, cut)
-        for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-6 * float(jnp.abs(one).max() + 1))
-        np.testing.assert_allclose(seen.loss, seen_parts.loss, atol=1e-6)
-        assert seen.clip_fraction == seen_parts.clip_fraction
+    parts, seen_parts = GRADIENTS(state.model, rows, Learner(dataclasses.replace(config, num_micro_batches=CUTS[name])))
+    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6 * float(jnp.abs(one).max() + 1))
+    np.testing.assert_allclose(seen.loss, seen_parts.loss, atol=1e-6)
+    assert seen.clip_fraction == seen_parts.clip_fraction
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_no_loss_moves_an_empty_rollout(state, name):
+    """By the program of the test above: no gradient, and nothing that a metric is made of is not finite."""
+    config = dataclasses.replace(CONFIG, **OBJECTIVES[name])
+    rollout = dataclasses.replace(rollout_of(state), lengths=jnp.zeros(16, jnp.int32))
+    rows = ROWS(rollout, jnp.asarray(np.linspace(-1, 1, 16), jnp.float32))
+    gradients, seen = GRADIENTS(state.model, rows, Learner(config))
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(seen))
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(gradients))
 
 
 @pytest.mark.slow
 def test_corrections_do_nothing_on_the_policys_own_tokens(state):
-    rows = learner_rows(rollout_of(state), jnp.asarray(np.linspace(-1, 1, 16), jnp.float32))
-    plain, _ = accumulate(state.model, rows, Learner(CONFIG))
+    rows = ROWS(rollout_of(state), jnp.asarray(np.linspace(-1, 1, 16), jnp.float32))
+    plain, _ = GRADIENTS(state.model, rows, Learner(CONFIG))
     config = dataclasses.replace(CONFIG, tis_cap=2.0, sequence_ratio_min=0.99, sequence_ratio_max=1.01)
-    corrected, _ = accumulate(state.model, rows, Learner(config))
+    corrected, _ = GRADIENTS(state.model, rows, Learner(config))
     for one, other in zip(jax.tree.leaves(plain), jax.tree.leaves(corrected), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5 * float(jnp.abs(one).max() + 1))
 
 
 def test_the_old_policy_is_the_one_before_the_first_update(state):
-    rows = learner_rows(rollout_of(state), jnp.zeros(16))
+    rows = ROWS(rollout_of(state), jnp.zeros(16))
     for num_micro_batches in (1, 4):
         config = dataclasses.replace(CONFIG, num_micro_batches=num_micro_batches)
-        np.testing.assert_allclose(logprobs(state.model, rows, Learner(config)), rows.behaviour_logprobs, atol=1e-5)
+        np.testing.assert_allclose(LOGPROBS(state.model, rows, Learner(config)), rows.behaviour_logprobs, atol=1e-5)
 
 
 def test_long_completions_lose_reward_where_the_config_says_so(state):
@@ -360,12 +390,7 @@ def test_long_completions_lose_reward_where_the_config_says_so(state):
     np.testing.assert_allclose(_advantages(rollout, rewards, config), [0.625, 0.125, -0.375, -0.375] * 4, rtol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_published_algorithm_moves_the_policy_in_one_program(state, name):
-    config = dataclasses.replace(as_published(CONFIG, name), num_updates=2)
-    before = np.asarray(state.model.head)
-    after, metrics = train_iteration(state, task=TASK, config=config, optimizer=OPTIMIZER)
+def finite_and_moved(before, after, metrics):
     assert metrics.max_ratio_error <= 1e-5
     assert all(np.isfinite(np.asarray(leaf)) for leaf in jax.tree.leaves(metrics))
     assert metrics.grad_norm > 0
@@ -373,13 +398,32 @@ def test_every_published_algorithm_moves_the_policy_in_one_program(state, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_no_loss_moves_an_empty_rollout(state, name):
-    config = dataclasses.replace(CONFIG, **OBJECTIVES[name])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_published_algorithm_moves_the_policy(state, name):
+    """In one program, behind the rollout and the rewards, which no algorithm has a say in."""
+    config = dataclasses.replace(as_published(CONFIG, name), num_updates=2)
+    rollout = rollout_of(state)
+    after, metrics = updated(state, rollout, TASK.score(rollout), config)
+    finite_and_moved(np.asarray(state.model.head), after, metrics)
+
+
+@pytest.mark.slow
+def test_an_algorithm_with_everything_is_one_program_with_its_rollout(state):
+    """Two passes, old log-probs of their own, corrections and a bonus, traced together with the sampler."""
+    everything = {"tis_cap": 1.05, "sequence_ratio_max": 1.05, "entropy_coefficient": 0.01, "num_updates": 2}
+    config = dataclasses.replace(as_published(CONFIG, "cispo"), num_micro_batches=2, **everything)
+    before = np.asarray(state.model.head)
+    after, metrics = train_iteration(state, task=TASK, config=config, optimizer=OPTIMIZER)
+    finite_and_moved(before, after, metrics)
+
+
+@pytest.mark.slow
+def test_later_passes_of_an_empty_rollout_move_nothing(state):
+    """Old log-probs of the iteration's start, where no token was sampled."""
+    config = dataclasses.replace(CONFIG, **OBJECTIVES["cispo"])
     rollout = dataclasses.replace(rollout_of(state), lengths=jnp.zeros(16, jnp.int32))
     rewards = Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
-    before = jax.tree.map(np.asarray, state.model)
-    after, metrics = update_from_host(state, rollout, rewards, config=config, optimizer=OPTIMIZER)
+    after, metrics = updated(state, rollout, rewards, config)
     assert all(np.isfinite(np.asarray(leaf)) for leaf in jax.tree.leaves(metrics))
-    for one, two in zip(jax.tree.leaves(before), jax.tree.leaves(after.model), strict=True):
+    for one, two in zip(jax.tree.leaves(state.model), jax.tree.leaves(after.model), strict=True):
         np.testing.assert_array_equal(one, two)

@@ -16,7 +16,8 @@ OPTIMIZER = make_optimizer(CONFIG, 10)
 def make_model(seed: int = 0, width: int = 16) -> models.Decoder:
     shape = models.DecoderConfig(
         vocab_size=TASK.vocab_size,
-        num_layers=2,
+        # What more layers add is of the models (`tests/models`); here every layer is compiled once more per program.
+        num_layers=1,
         width=width,
         num_heads=2,
         num_kv_heads=1,
