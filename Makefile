@@ -12,10 +12,10 @@ demo: $(READY)
 	$(BIN)/python -m train --preset sort-tiny
 
 test: lint $(COMPILERS)
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-fast: $(READY) $(COMPILERS)
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -10,14 +10,15 @@ from tiny import CONFIG, OPTIMIZER, TASK, make_model
 
 from jaxmask import SamplingBatch, SamplingParams, generate, masked_log_probs, rollout_from_csr, rollout_from_lists
 from jaxmask.wire import to_csr
+from train.gradients import Learner, accumulate, logprobs
 from train.rows import learner_rows
-from train.step import _accumulate, _logprobs, grpo_step
+from train.step import grpo_step
 from train.tasks import Rewards
 
 T, W, EOS = 6, 4, 2
 V = TASK.vocab_size
 ADVANTAGES = jnp.asarray(np.linspace(-1, 1, 16), jnp.float32)
-accumulate = jax.jit(_accumulate, static_argnums=2)
+gradient = jax.jit(accumulate, static_argnums=2)
 PARAMS = [
     SamplingParams(temperature=0.7 + row / 20, top_k=4, top_p=0.9, seed=row, logit_bias={EOS: row / 8}, max_tokens=T)
     for row in range(16)
@@ -78,8 +79,8 @@ def test_there_and_back_nothing_changes(model, own):
     )  # fmt: skip
     assert_equal(sparse, back)
 
-    assert_equal(accumulate(model, learner_rows(back, ADVANTAGES), CONFIG),
-                 accumulate(model, learner_rows(own, ADVANTAGES), CONFIG))  # fmt: skip
+    assert_equal(gradient(model, learner_rows(back, ADVANTAGES), Learner(CONFIG)),
+                 gradient(model, learner_rows(own, ADVANTAGES), Learner(CONFIG)))  # fmt: skip
 
 
 def test_the_ratio_is_one_with_settings_of_each_row(state, own):
@@ -109,7 +110,7 @@ def test_tokens_of_others_are_context(model, own):
     """Their log-probs and supports reach no gradient; the tokens themselves are read by the model."""
     lists, mask = with_tool(own, 7)
     clean = receive(lists, loss_mask=mask)
-    found, _ = accumulate(model, learner_rows(clean, ADVANTAGES), CONFIG)
+    found, _ = gradient(model, learner_rows(clean, ADVANTAGES), Learner(CONFIG))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
 
     held = clean.loss_mask
@@ -123,13 +124,13 @@ def test_tokens_of_others_are_context(model, own):
             counts=jnp.where(held, clean.support.counts, 99),
         ),
     )
-    assert_equal(accumulate(model, learner_rows(dirty, ADVANTAGES), CONFIG)[0], found)
+    assert_equal(gradient(model, learner_rows(dirty, ADVANTAGES), Learner(CONFIG))[0], found)
     for field, garbage in (("logprobs", 7.0), ("supports", [9, 9])):
         for entries, flags in zip(lists[field], mask, strict=True):
             entries[:] = [entry if flag else garbage for entry, flag in zip(entries, flags, strict=True)]
     assert_equal(receive(lists, loss_mask=mask), clean)
 
-    other, _ = accumulate(model, learner_rows(receive(with_tool(own, 8)[0], loss_mask=mask), ADVANTAGES), CONFIG)
+    other, _ = gradient(model, learner_rows(receive(with_tool(own, 8)[0], loss_mask=mask), ADVANTAGES), Learner(CONFIG))
     assert any((a != b).any() for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(other), strict=True))
 
 
@@ -149,6 +150,6 @@ def test_each_token_is_scored_behind_all_that_stands_before_it(model, own):
     logits = logits.at[:, :, EOS].add(jnp.asarray([p.logit_bias[EOS] for p in PARAMS], jnp.float32)[:, None])
     tempered = logits / rollout.sampling.temperature[:, None, None]
     expected = masked_log_probs(tempered, rollout.support, rollout.token_ids)
-    found = jax.jit(_logprobs, static_argnums=2)(model, rows, CONFIG)
+    found = jax.jit(logprobs, static_argnums=2)(model, rows, Learner(CONFIG))
     held = np.asarray(rollout.loss_mask)
     np.testing.assert_allclose(np.asarray(found)[held], np.asarray(expected)[held], rtol=0, atol=1e-5)
