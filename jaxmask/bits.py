@@ -30,7 +30,7 @@ def unpack_bytes(packed: UInt[Array, "*B P"], vocab_size: int) -> Bool[Array, "*
     """The kept set of packed bits."""
     shifts = jnp.arange(8, dtype=jnp.uint8).reshape((1,) * packed.ndim + (8,))
     bits = (packed[..., None] >> shifts) & jnp.uint8(1)
-    return bits.reshape(*packed.shape[:-1], -1)[..., :vocab_size].astype(jnp.bool_)
+    return bits.reshape(*packed.shape[:-1], 8 * packed.shape[-1])[..., :vocab_size].astype(jnp.bool_)
 
 
 def select_ids(words: UInt[Array, "R N"], width: int, fill: int) -> tuple[Int[Array, "R W"], Int[Array, " R"]]:

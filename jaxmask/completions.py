@@ -192,6 +192,19 @@ def trained_logprobs(
     return values.astype(np.float32)
 
 
+def check_certain(
+    tokens: Tokens,
+    trains: Bool[np.ndarray, " N"],
+    logprobs: Float[np.ndarray, " N"],
+    sizes: Int[np.ndarray, " N"],
+) -> None:
+    """Raises ValueError where a token that had no choice was not certain: its log-probability is of other ids, too."""
+    tokens.refuse(
+        trains & (sizes == 1) & (logprobs < -MAX_LOGPROB),
+        lambda token: f"the only id of a support has log-probability 0, got {logprobs[token]:g}: of the vocabulary?",
+    )
+
+
 def trained_versions(
     tokens: Tokens, trains: Bool[np.ndarray, " N"], versions: Sequence[Sequence[int | None]]
 ) -> Int[np.ndarray, " N"]:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int, Integer
 
 from jaxmask import ragged
 from jaxmask.completions import Tokens, as_list
-from jaxmask.params import check_count
+from jaxmask.params import SamplingParams, check_count
 from jaxmask.support import Support
 
 _MAX_IDS_SHOWN = 8
@@ -88,20 +88,27 @@ class GivenSupports:
         tokens.refuse(trains & ~self.is_given, lambda token: "the token trains, but its support is missing.")
 
     def to_support(
-        self, tokens: Tokens, trains: Bool[np.ndarray, " N"], length: int, vocab_size: int, width: int | None
+        self,
+        tokens: Tokens,
+        trains: Bool[np.ndarray, " N"],
+        requests: Sequence[SamplingParams],
+        length: int,
+        vocab_size: int,
+        width: int | None,
     ) -> Support:
         """The supports [B, T] of the tokens that train, empty elsewhere.
 
         Args:
           tokens: all of them.
           trains: which of them train.
+          requests: the settings of each row.
           length: T.
           vocab_size: number of ids, V.
           width: compact cells, W; None takes the longest support.
 
         Raises:
           ValueError: a token that trains with an empty support, with one that holds an id outside [0, V)
-            or twice, or with one that lacks the sampled id. The token is named.
+            or twice, or one that the row may not draw, or with one that lacks the sampled id. The token is named.
         """
         width = None if width is None else check_count("width", width)
         ids, sizes = self.take(trains)
@@ -114,7 +121,9 @@ class GivenSupports:
 
         dense = tokens.padded(counts, trains, 0, length).reshape(-1)
         cells, dense, packed = ragged.to_cells(ids, dense, vocab_size, width, name)
-        _check_sampled(tokens, trains, ids.astype(np.int64), np.repeat(np.flatnonzero(trains), sizes))
+        owner = np.repeat(np.flatnonzero(trains), sizes)
+        _check_sampled(tokens, trains, ids.astype(np.int64), owner)
+        _check_allowed(tokens, ids.astype(np.int64), owner, requests)
         # Shaped before JAX sees them: there, each new shape is compiled for.
         shape = (len(tokens.lengths), length)
         bits = None if packed is None else jnp.asarray(packed.reshape(*shape, -1))
@@ -135,3 +144,16 @@ def _check_sampled(
         return f"sampled id {tokens.ids[token]} lies outside its support [{shown}]."
 
     tokens.refuse(trains & ~has_sampled, text)
+
+
+def _check_allowed(
+    tokens: Tokens, ids: Int[np.ndarray, " nnz"], owner: Int[np.ndarray, " nnz"], requests: Sequence[SamplingParams]
+) -> None:
+    for row, request in enumerate(requests):
+        if request.allowed_token_ids is None:
+            continue
+        cells = np.flatnonzero(tokens.rows[owner] == row)
+        is_wrong = ~np.isin(ids[cells], request.allowed_token_ids)
+        if is_wrong.any():
+            cell = cells[is_wrong.argmax()]
+            raise ValueError(f"{tokens.name(owner[cell])}: id {ids[cell]} of the support is none of allowed_token_ids.")

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxmask import placement, scores, scoring
 from jaxmask.kernels import dispatch
 from jaxmask.kernels.head import api as head_kernel
+from jaxmask.params import check_count
 from jaxmask.replay import Replay
 from jaxmask.scores import Scores
 from jaxmask.scoring import Policy, Reference
@@ -92,14 +93,15 @@ def support_log_probs(
         their scores mean nothing.
       sharding: how the logits [N, V] are cut over a mesh, the rows' first axis and the ids: a `NamedSharding`, or a
         `PartitionSpec` for the mesh in context, such as `PartitionSpec("data", "tensor")`. Not needed outside of jit,
-        where `hidden` and `head` show it. The head stays where it is; one sum of kept columns crosses devices.
+        where `hidden` and `head` show it. The head stays where it is; one sum of kept columns crosses devices. Inside
+        the caller's `shard_map`, with a device's own rows and a whole head, leave it out and say `check_vma=False`.
       implementation: "pallas_gpu", "xla", "interpret" or "auto": the kernel on NVIDIA GPUs, plain XLA elsewhere (see
         `kernels.dispatch`). The kernel has first derivatives alone.
 
     Returns:
-      In (-inf, 0]; -inf where the token lies outside its support. Differentiable in `hidden` and `head`, in reverse,
-      and to any order where no support has packed bits; the gradient is exactly 0 in the rows of `head` outside the
-      supports.
+      In (-inf, 0]; -inf where the token lies outside its support; NaN where a logit of the support is. Differentiable
+      in `hidden` and `head`, in reverse, and to any order where no support has packed bits; the gradient is exactly 0
+      in the rows of `head` outside the supports.
 
     Raises:
       ValueError: leading shapes or the vocabulary differ, a number is out of its range, or a sharding that the mesh
@@ -214,7 +216,7 @@ def full_scores(
     policy = Policy(
         hidden, head, scoring.temperatures(temperature, token_ids), logit_softcap, replay, reference, placed
     )
-    vocab_size = head.shape[0] if vocab_size is None else vocab_size
+    vocab_size = head.shape[0] if vocab_size is None else check_count("vocab_size", vocab_size)
     scoring.check_policy(policy, vocab_size, loss_mask)
     rows = scoring.over_vocabulary(policy, token_ids, vocab_size, is_chosen=loss_mask)
     return Scores(rows.logprobs, rows.entropy, None, rows.kl, rows.ref_logprobs)

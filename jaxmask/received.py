@@ -21,6 +21,7 @@ from jaxmask.completions import (
     NO_VERSION,
     Tokens,
     before_padding,
+    check_certain,
     check_order,
     trained_logprobs,
     trained_tokens,
@@ -76,12 +77,12 @@ def rollout_from_lists(
       one of its stop ids, with LENGTH otherwise (stop strings are not known here).
 
     Raises:
-      ValueError: numbers or lengths of lists that disagree; an empty prompt; an id outside [0, V); more tokens than
-        `max_prompt_length` or `max_length`; a token that trains and has no support, an empty one, one with an id twice
-        or without the sampled id, or a log-probability that is not finite or above 1e-3; a token that trains right
-        behind a stop id that trains; a row without any support and no `loss_mask` that says so; a row that trains at
-        temperature 0, or behind tokens of others with a setting that looks back at the output (penalties, bad words,
-        min_tokens), since it is not known what the engine counted as output there; params with n > 1.
+      ValueError: lengths that disagree; an empty prompt; an id outside [0, V); more tokens than `max_prompt_length` or
+        `max_length`; a token that trains and has no support, an empty one, one with an id twice, with an id that the
+        row may not draw or without the sampled id, or a log-probability that is not finite, above 1e-3, or below -1e-3
+        over one id; a token that trains right behind a stop id that trains; a row without any support and no
+        `loss_mask` that says so; a row that trains at temperature 0, or behind tokens of others with a setting that
+        looks back at the output (penalties, bad words, min_tokens), as what counted there is not known; n > 1.
     """
     tokens = Tokens.of(completions, check_count("vocab_size", vocab_size), "completion", "row")
     return _rollout(
@@ -191,13 +192,17 @@ def _rollout(
         return jnp.asarray(tokens.padded(values, is_kept, fill, T))
 
     versions = None if policy_versions is None else trained_versions(tokens, trains, policy_versions)
+    support = supports.to_support(tokens, trains, requests, T, vocab_size, width)
+    values = trained_logprobs(tokens, trains, logprobs)
+    sizes = np.asarray(support.counts)[tokens.rows, np.minimum(tokens.positions, T - 1)]
+    check_certain(tokens, trains, values, sizes)
     return Rollout(
         prompt_ids=prompt_ids,
         prompt_lengths=prompt_lengths,
         token_ids=padded(tokens.ids.astype(np.int32), 0),
         lengths=jnp.asarray(lengths.astype(np.int32)),
-        logprobs=padded(trained_logprobs(tokens, trains, logprobs), 0.0),
-        support=supports.to_support(tokens, trains, T, vocab_size, width),
+        logprobs=padded(values, 0.0),
+        support=support,
         finish=jnp.asarray(_finish(tokens, is_stop, lengths)),
         sampling=sampling,
         group_size=group_size,
@@ -211,9 +216,7 @@ def _prompts(
 ) -> tuple[Int[Array, "P S"], Int[Array, " P"]]:
     tokens = Tokens.of(prompts, vocab_size, "prompt", "group")
     if not tokens.lengths.all() or len(tokens.lengths) == 0:
-        which = (
-            "there is none" if len(tokens.lengths) == 0 else f"that of group {int(tokens.lengths.argmin())} is empty"
-        )
+        which = f"that of group {tokens.lengths.argmin()} is empty" if len(tokens.lengths) else "there is none"
         raise ValueError(f"prompts must be at least one, and each hold at least one id, but {which}.")
     width = tokens.width("max_prompt_length", most, tokens.lengths)
     cells = tokens.padded(tokens.ids.astype(np.int32), np.ones(len(tokens.ids), np.bool_), 0, width)
@@ -227,8 +230,7 @@ def _requests(params: SamplingParams | Sequence[SamplingParams], num_rows: int) 
             raise ValueError(f"row {row}: params must have n=1, one completion each, got n={request.n}.")
     # Nothing is drawn here, and equal data make equal rollouts. The supports are at hand, whoever asked for them.
     plain = [dataclasses.replace(r, seed=r.seed or 0, return_sampling_mask=None) for r in given]
-    if isinstance(params, SamplingParams):
-        return plain * num_rows
+    plain = plain * num_rows if isinstance(params, SamplingParams) else plain
     if len(plain) != num_rows:
         raise ValueError(f"params must be one, or one per completion, {num_rows}, got {len(plain)}.")
     return plain
@@ -243,7 +245,6 @@ def _check_temperatures(requests: Sequence[SamplingParams], rows: Int[np.ndarray
 
 
 def _finish(tokens: Tokens, is_stop: Bool[np.ndarray, " N"], lengths: Int[np.ndarray, " B"]) -> Int[np.ndarray, " B"]:
-    is_last = tokens.positions == lengths[tokens.rows] - 1
     finish = np.full(len(lengths), Finish.LENGTH, np.int32)
-    finish[tokens.rows[is_last & is_stop]] = Finish.STOP
+    finish[tokens.rows[is_stop & (tokens.positions == lengths[tokens.rows] - 1)]] = Finish.STOP
     return finish

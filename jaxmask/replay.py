@@ -42,7 +42,10 @@ class Replay:
 
     @classmethod
     def of(cls, rollout: Rollout) -> Replay | None:
-        """The edits of a rollout; None where it has none. Walks through the outputs once, as generation did."""
+        """The edits of a rollout; None where it has none. Walks through the outputs once, as generation did.
+
+        Every token of a row counts as output, those of others (`sampled_mask`), too.
+        """
         batch = rollout.sampling
         if not batch.is_edited:
             return None

@@ -16,6 +16,8 @@ from jaxtyping import Array, Bool, Float
 from jaxmask import filters, shards
 
 _LOWEST = jnp.finfo(jnp.float32).min
+# exp of anything below is 0 in float32 (the smallest subnormal is exp(-103.3)).
+_WEIGHTLESS = -200.0
 
 
 @jax.tree_util.register_dataclass
@@ -60,6 +62,8 @@ def of_columns(
 ) -> RowScores:
     """Scores over the kept columns; the others are replaced before any arithmetic, so NaN there is harmless.
 
+    A kept logit of -inf is an id that edits took away. One that is NaN or +inf makes its row's scores NaN.
+
     Args:
       logits: edited, before the temperature.
       kept: columns that the tokens are scored on.
@@ -69,6 +73,7 @@ def of_columns(
       part: the columns that this device holds; None where it holds all of them.
     """
     part = shards.Slice(logits.shape[-1]) if part is None else part
+    kept = kept & (logits != -jnp.inf)
     factor = filters.inverse_temperature(temperature)
     is_found = kept & is_token
     has_token = part.total(is_found.any(axis=-1).astype(jnp.int32)) > 0
@@ -79,14 +84,15 @@ def of_columns(
         value = part.total(jnp.where(is_found, z, 0.0).sum(axis=-1)) - log_mass
         return jnp.where(has_token, value, -jnp.inf)
 
-    # H = log mass - sum_v p_v z_v
-    entropy = log_mass - part.total((weights * z).sum(axis=-1)) / mass
+    # H = log mass - sum_v p_v z_v; without the bound, 0 x z overflows in the derivative of the product.
+    entropy = log_mass - part.total((weights * jnp.maximum(z, _WEIGHTLESS)).sum(axis=-1)) / mass
     kl = ref_logprobs = None
     if ref_logits is not None:
         ref_z, _, _, ref_mass = _normalised(ref_logits, kept, factor, part)
         ref_log_mass = jnp.log(ref_mass)
         # KL = sum_v p_v (z_v - z'_v) - (log mass - log mass')
-        kl = part.total((weights * (z - ref_z)).sum(axis=-1)) / mass - (log_mass - ref_log_mass)
+        differences = jnp.where(z > _WEIGHTLESS, z - ref_z, 0.0)
+        kl = part.total((weights * differences).sum(axis=-1)) / mass - (log_mass - ref_log_mass)
         ref_logprobs = of_token(ref_z, ref_log_mass)
     return RowScores(of_token(z, log_mass), entropy, top, log_mass, kl, ref_logprobs)
 
@@ -95,6 +101,7 @@ def of_ids(
     logits: Float[Array, "*B W"], kept: Bool[Array, "*B W"], temperature: Float[Array, "*#B"], rows: RowScores
 ) -> Float[Array, "*B W"]:
     """Log-probability of each kept column, by the normaliser of its row; -inf in the others."""
+    kept = kept & (logits != -jnp.inf)
     z = (jnp.where(kept, logits, 0.0) - _or_zero(rows.top)) * filters.inverse_temperature(temperature)[..., None]
     return jnp.where(kept, z - rows.log_mass[..., None], -jnp.inf)
 
@@ -110,8 +117,9 @@ def _normalised(
     z = jnp.where(kept, jnp.maximum((x - _or_zero(top)) * factor[..., None], _LOWEST), 0.0)
     weights = jnp.where(kept, jnp.exp(z), 0.0)
     mass = part.total(weights.sum(axis=-1))
-    return z, weights, top, jnp.where(mass > 0, mass, 1.0)
+    # Compared so that NaN stays.
+    return z, weights, top, jnp.where(mass == 0, 1.0, mass)
 
 
 def _or_zero(top: Float[Array, "*B"]) -> Float[Array, "*B 1"]:
-    return jnp.where(jnp.isfinite(top), top, 0.0)[..., None]
+    return jnp.where(top == -jnp.inf, 0.0, top)[..., None]

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmask import heads, scores
@@ -38,15 +39,15 @@ class Policy(NamedTuple):
 
 
 def temperatures(temperature: float | Float[Array, ...], token_ids: Int[Array, "*B"]) -> Float[Array, "*B"]:
-    """One temperature per token; raises ValueError for a number below 0 or an array that does not fit."""
-    if not isinstance(temperature, jax.Array):
+    """One temperature per token, a constant; raises ValueError for a number below 0 or an array that does not fit."""
+    if not isinstance(temperature, jax.Array | np.ndarray):
         if not temperature >= 0:
             raise ValueError(f"temperature must be at least 0, got {temperature}.")
     elif temperature.ndim and temperature.shape != token_ids.shape:
         raise ValueError(
             f"temperature must be one number or have the leading shape {token_ids.shape}, got {temperature.shape}."
         )
-    return jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), token_ids.shape)
+    return jax.lax.stop_gradient(jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), token_ids.shape))
 
 
 def check_policy(policy: Policy, vocab_size: int, loss_mask: Bool[Array, "*B"] | None) -> None:
@@ -68,13 +69,14 @@ def check_policy(policy: Policy, vocab_size: int, loss_mask: Bool[Array, "*B"] |
         raise ValueError(f"loss_mask must have the leading shape {hidden.shape[:-1]}, got {loss_mask.shape}.")
     if replay is not None and replay.token_ids.shape != hidden.shape[:-1]:
         raise ValueError(f"replay is of tokens {replay.token_ids.shape}, and hidden has {hidden.shape[:-1]}.")
-    if reference is not None and (reference.hidden.shape[:-1], reference.head.shape[0]) != (
-        hidden.shape[:-1],
-        head.shape[0],
-    ):
+    if reference is None:
+        return
+    tokens, ids = hidden.shape[:-1], head.shape[0]
+    found = reference.hidden.shape[:-1], reference.head.shape[0]
+    if found != (tokens, ids) or reference.hidden.shape[-1] != reference.head.shape[1]:
         raise ValueError(
-            f"reference must have the tokens and ids of the policy, {hidden.shape[:-1]} and {head.shape[0]}, got "
-            f"{reference.hidden.shape[:-1]} and {reference.head.shape[0]}."
+            f"reference must have the tokens and ids of the policy, {tokens} and {ids}, and one width, got hidden "
+            f"{reference.hidden.shape} and head {reference.head.shape}."
         )
 
 
@@ -137,8 +139,7 @@ def over_vocabulary(
 
         logits, ref_logits = edited(logits), None if ref_logits is None else edited(ref_logits)
         if packed is None:
-            # Edits take ids away by -inf. NaN stays: it is a fault to be seen.
-            kept = (part.token_ids() < vocab_size) & (logits != -jnp.inf)
+            kept = jnp.broadcast_to(part.token_ids() < vocab_size, logits.shape)
         else:
             kept = part.columns_of(unpack_bytes(packed, vocab_size))
         return scores.of_columns(logits, kept, part.token_ids() == token_ids[:, None], temperature, ref_logits, part)

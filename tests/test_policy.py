@@ -584,6 +584,13 @@ def test_more_cells_than_can_be_counted(unchecked, monkeypatch):
         jax.eval_shape(support_scores, of((N, 1), jnp.float32), of((V, 1), jnp.float32), support, of((N,), jnp.int32))
 
 
+def test_no_rows_with_bits():
+    support, none = Support.from_lists([[1, 2, 3]], V, width=1)[:0], jnp.zeros(0, jnp.int32)
+    assert support_scores(jnp.zeros((0, D)), jnp.ones((V, D)), support, none).logprobs.shape == (0,)
+    assert masked_log_probs(jnp.zeros((0, V)), support, none).shape == (0,)
+    assert full_scores(jnp.zeros((0, D)), jnp.ones((V, D)), none).logprobs.shape == (0,)
+
+
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_no_rows(implementation):
     support = Support(jnp.zeros((0, 3), jnp.int32), jnp.zeros(0, jnp.int32), None, V)
@@ -719,12 +726,71 @@ def test_a_soft_cap_flattens_the_logits():
             {"reference": Reference(jnp.ones((3, D)), jnp.ones((V, D)))},
             r"reference must have the tokens and ids .* \(3,\)",
         ),
-        ({"reference": Reference(jnp.ones((2, D)), jnp.ones((V + 1, D)))}, f"got .* and {V + 1}"),
+        ({"reference": Reference(jnp.ones((2, D)), jnp.ones((V + 1, D)))}, rf"got .* and head \({V + 1}, {D}\)"),
+        ({"reference": Reference(jnp.ones((2, D + 1)), jnp.ones((V, D)))}, rf"one width, got hidden \(2, {D + 1}\)"),
+        ({"loss_mask": jnp.ones(3, bool)}, r"loss_mask must have the leading shape \(2,\), got \(3,\)"),
     ],
 )
-def test_settings_out_of_range_are_named(options, message):
+def test_settings_out_of_range_are_named(options, message, unchecked):
     support = Support.from_lists([[0], [1]], V)
     with pytest.raises(ValueError, match=message):
         support_scores(jnp.zeros((2, D)), jnp.zeros((V, D)), support, jnp.zeros(2, jnp.int32), **options)
     with pytest.raises(ValueError, match=message):
         full_scores(jnp.zeros((2, D)), jnp.zeros((V, D)), jnp.zeros(2, jnp.int32), **options)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_broken_logit_of_a_kept_id_is_seen_in_every_number(bad):
+    """At an id that was not drawn: the whole row says NaN, never a plausible number; other rows are what they were."""
+    lists, token_ids = [[1, 3, 5], [2, 4], [0, 2, 4]], jnp.array([1, 2, 4], jnp.int32)
+    hidden = f32(np.random.default_rng(0).normal(size=(3, D)))
+    head = f32(np.random.default_rng(1).normal(size=(V, D)))
+    broken = head.at[5].set(bad)
+    for width in (None, 1):
+        support = Support.from_lists(lists, V, width=width)
+        right = support_scores(hidden, head, support, token_ids, reference=Reference(hidden, head))
+        found = support_scores(hidden, broken, support, token_ids, reference=Reference(hidden, head))
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(right), strict=True):
+            np.testing.assert_array_equal(one[1:], other[1:])
+        assert np.isnan([found.logprobs[0], found.entropy[0], found.kl[0]]).all()
+        assert np.isnan(masked_log_probs(hidden @ broken.T, support, token_ids)[0])
+    assert np.isnan(full_scores(hidden, broken, token_ids).logprobs).all()
+
+
+@pytest.mark.parametrize("width", [None, 1])
+@pytest.mark.parametrize("name", ["entropy", "kl"])
+def test_gradients_of_huge_logits_are_finite(name, width):
+    """A weight of 0 times a logit of -3e38, times a coefficient above 1."""
+    support = Support.from_lists([[1, 3, 5]], V, width=width)
+    head = jnp.zeros((V, D)).at[3, 0].set(3e38).at[5, 0].set(-3e38)
+
+    def value(hidden, head):
+        reference = Reference(jnp.ones((1, D)), jnp.ones((V, D)))
+        scores = support_scores(hidden, head, support, jnp.array([3], jnp.int32), reference=reference)
+        return 2 * getattr(scores, name)[0]
+
+    found, gradients = jax.value_and_grad(value, argnums=(0, 1))(jnp.ones((1, D)), head)
+    assert float(found) == pytest.approx(0 if name == "entropy" else 2 * np.log(3), abs=tolerances.LOGPROB)
+    assert not any(np.asarray(gradient).any() for gradient in gradients)
+
+
+def test_gradients_of_chunks_that_are_not_full():
+    """70 rows over the vocabulary, 64 and 6; against the closed form."""
+    rng = np.random.default_rng(0)
+    hidden, head, token_ids = rng.normal(size=(70, D)), rng.normal(size=(V, D)), rng.integers(0, V, 70)
+    temperature, weights = rng.uniform(0.5, 2, 70), rng.normal(size=70)
+
+    def total(hidden, head):
+        scores = full_scores(
+            hidden, head, jnp.asarray(token_ids, jnp.int32), temperature=temperature.astype(np.float32)
+        )
+        return (f32(weights) * scores.logprobs).sum()
+
+    _, d_hidden, d_head = right_gradients(hidden, head, np.ones((70, V), bool), token_ids, temperature, weights)
+    for found, right in zip(jax.grad(total, argnums=(0, 1))(f32(hidden), f32(head)), (d_hidden, d_head), strict=True):
+        assert_gradient(found, right)
+
+
+def test_an_empty_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="vocab_size must be at least 1, got 0"):
+        full_scores(jnp.ones((1, D)), jnp.ones((V, D)), jnp.zeros(1, jnp.int32), vocab_size=0)

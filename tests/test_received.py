@@ -255,6 +255,8 @@ REFUSED = [
     ("logprobs", (0, 1), -np.inf, True, "row 0, position 1: logprob must be a finite number of at most 0.001, got -i"),
     ("logprobs", (2, 1), 0.002, True, "row 2, position 1: logprob must be a finite number of at most 0.001, got 0.002"),
     ("logprobs", (2, 1), "0", True, "row 2, position 1: logprob must be a finite number of at most 0.001, got '0'."),
+    ("logprobs", (0, 1), -0.002, True, "row 0, position 1: the only id of a support has log-probability 0, got -0.002"),
+    ("params", (2,), SamplingParams(top_k=5, allowed_token_ids=[2]), True, "row 2, position 0: id 10 of the support"),
     ("logprobs", (2,), [-1.0], True, "row 2: logprobs must have one entry per token of the completion, 2, got 1."),
     ("logprobs", (), [], True, "logprobs must have one list per completion, 4, got 0."),
     ("policy_versions", (), [[0] * 3, [0] * 4, [0], [0]], True, "row 1: policy_versions must have one entry per token"),
@@ -347,7 +349,10 @@ def random_rollout(seed):
         trains[rng.integers(length)] = True
         others = [rng.permutation(np.setdiff1d(np.arange(V), [i]))[: rng.integers(W)].tolist() for i in ids]
         given["completions"].append(ids.tolist())
-        given["logprobs"].append([float(-rng.random()) if one else None for one in trains])
+        # Over one id it is 0.
+        given["logprobs"].append(
+            [(float(-rng.random()) if o else 0.0) if one else None for one, o in zip(trains, others, strict=True)]
+        )
         given["supports"].append([[*o, int(i)] if one else None for i, o, one in zip(ids, others, trains, strict=True)])
     return given, rng
 

@@ -200,7 +200,8 @@ def test_a_replay_of_other_tokens_is_refused():
 def test_a_history_of_many_tokens_at_once_is_that_of_one_by_one():
     batch = SamplingBatch.from_params(EVERY_EDIT, vocab_size=V, eos_token_ids=[0])
     rng = np.random.default_rng(0)
-    prompts, outputs = (jnp.asarray(rng.integers(0, V, (5, n)), jnp.int32) for n in (3, T))
+    # A negative id is none, and must not count as one of the last.
+    prompts, outputs = (jnp.asarray(rng.integers(-1, V, (5, n)), jnp.int32) for n in (3, T))
     lengths = jnp.array([0, 1, 4, 9, 2], jnp.int32)
     start = History.start(prompts, jnp.full(5, 3, jnp.int32), batch)
     slow = start

@@ -43,7 +43,7 @@ class GRPOConfig:
       kl_coefficient: price per nat of KL(policy || reference), >= 0; the reference is the policy a run starts with.
       kl_estimator: "exact" (the sum over the ids), or "k1", "k2", "k3" from the sampled token alone.
       regularize_over: which ids entropy bonus and exact KL range over: "support", or "vocabulary", in chunks, at the
-        price of a whole head.
+        price of a whole head. Without the sampling mask it is the vocabulary.
       tis_cap: truncated importance sampling: tokens of an older policy weigh min(pi_old / pi_behaviour, cap), pi_old
         being the policy before the iteration's first update, and the loss clips pi / pi_old; >= 1; None: off, and the
         loss clips pi / pi_behaviour.

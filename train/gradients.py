@@ -52,7 +52,7 @@ def accumulate(model: Decoder, rows: LearnerRows, learner: Learner) -> tuple[Dec
     zeros = jax.tree.map(jnp.zeros_like, model)
     gradients, (losses, outputs, entropy, kl) = jax.lax.scan(add_part, zeros, _parts(config))
     shape = rows.loss_mask.shape
-    num_tokens = jnp.maximum(rows.loss_mask.sum(dtype=jnp.float32), 1.0)
+    num_tokens = jnp.maximum(outputs.num_tokens.sum(), 1.0)
     return gradients, Pass(
         loss=losses.sum(),
         clip_fraction=outputs.num_clipped.sum() / num_tokens,
@@ -65,19 +65,27 @@ def accumulate(model: Decoder, rows: LearnerRows, learner: Learner) -> tuple[Dec
 def logprobs(model: Decoder, rows: LearnerRows, learner: Learner) -> Float[Array, "B T"]:
     """Of the sampled tokens, under a model, part by part."""
     config = learner.config
-    of_parts = jax.lax.map(lambda part: _scores(model, _part(rows, part, config), learner).logprobs, _parts(config))
-    return of_parts.reshape(rows.loss_mask.shape)
+
+    def of_part(part: Int[Array, ""]) -> Float[Array, "R T"]:
+        part_rows = _part(rows, part, config)
+        return _scores(_hidden(model, part_rows), model.head, part_rows, learner).logprobs
+
+    return jax.lax.map(of_part, _parts(config)).reshape(rows.loss_mask.shape)
 
 
 def _loss(
     model: Decoder, rows: LearnerRows, aggregated: Aggregation, learner: Learner
 ) -> tuple[Float[Array, ""], tuple[LossOutput, Float[Array, "B T"], Float[Array, "B T"] | None]]:
     config = learner.config
-    reference = None if learner.reference is None or config.kl_coefficient == 0 else learner.reference
-    scores = _scores(model, rows, learner, reference)
+    hidden = _hidden(model, rows)
+    reference = None
+    if learner.reference is not None and config.kl_coefficient > 0:
+        reference = Reference(_hidden(learner.reference, rows), learner.reference.head)
+    scores = _scores(hidden, model.head, rows, learner, reference)
     spread = scores
     if config.sampling_mask and config.regularize_over == "vocabulary" and config.is_regularized:
-        spread = _scores(model, rows, dataclasses.replace(learner, config=_without_mask(config)), reference)
+        without_mask = dataclasses.replace(learner, config=dataclasses.replace(config, sampling_mask=False))
+        spread = _scores(hidden, model.head, rows, without_mask, reference)
     inputs = LossInputs(
         scores.logprobs,
         rows.behaviour_logprobs,
@@ -93,28 +101,28 @@ def _loss(
     return output.total / aggregated.denominator, (output, scores.entropy, spread.kl)
 
 
-def _without_mask(config: GRPOConfig) -> GRPOConfig:
-    return dataclasses.replace(config, sampling_mask=False)
-
-
-def _scores(model: Decoder, rows: LearnerRows, learner: Learner, reference: Decoder | None = None) -> Scores:
+def _scores(
+    hidden: Float[Array, "B T D"],
+    head: Float[Array, "V D"],
+    rows: LearnerRows,
+    learner: Learner,
+    reference: Reference | None = None,
+) -> Scores:
     """The policy's scores of the sampled tokens, on their supports or, without the mask, on the whole vocabulary."""
     config = learner.config
-    hidden = _hidden(model, rows)
     temperature = jnp.broadcast_to(rows.temperature[:, None], rows.sampled_ids.shape)
     options: dict[str, Any] = {
         "temperature": temperature,
         "replay": rows.replay,
         "loss_mask": rows.loss_mask,
+        "reference": reference,
         "sharding": learner.sharding,
     }
-    if reference is not None:
-        options["reference"] = Reference(_hidden(reference, rows), reference.head)
     if not config.sampling_mask:
         vocab_size = rows.support.vocab_size
-        return full_scores(hidden, model.head, rows.sampled_ids, vocab_size=vocab_size, **options)
+        return full_scores(hidden, head, rows.sampled_ids, vocab_size=vocab_size, **options)
     options["implementation"] = config.implementation
-    return support_scores(hidden, model.head, rows.support, rows.sampled_ids, **options)
+    return support_scores(hidden, head, rows.support, rows.sampled_ids, **options)
 
 
 def _hidden(model: Decoder, rows: LearnerRows) -> Float[Array, "B T D"]:

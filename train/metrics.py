@@ -24,7 +24,7 @@ class Metrics:
       support_size: mean ids per sampled token.
       one_id_share: share of tokens whose support held one id: no choice, log-probability 0, no gradient.
       completion_length: mean tokens per completion.
-      num_tokens: sampled tokens.
+      num_tokens: tokens of the loss mask.
       max_ratio_error: largest |ratio - 1| on the first pass, where policy and behaviour have the same weights.
       ratio_mean: on the first pass.
       ratio_std: on the first pass.
@@ -32,7 +32,7 @@ class Metrics:
       clip_fraction: share of tokens whose gradient the clip removed, over all passes.
       grad_norm: global norm of the gradient of the first pass, before it is clipped.
       loss: of the first pass, aggregated as the config says.
-      kl: mean KL from the reference policy over tokens, on the first pass, in nats; None without one.
+      kl: mean KL from the reference policy over tokens, on the first pass, in nats; None where the loss has none.
       staleness: mean iterations between the policy that sampled a token and the one that learned from it; None where
         the rollout does not say.
     """
@@ -64,7 +64,7 @@ class Pass:
       clip_fraction: share of tokens whose gradient the clip removed.
       ratio: pi / pi_behaviour of each token.
       entropy: of the distribution each token is scored on, in nats.
-      kl: KL(policy || reference) of each token, in nats; None without a reference.
+      kl: KL(policy || reference) of each token, in nats; None where the loss has none.
     """
 
     loss: Float[Array, "*M"]
@@ -134,7 +134,7 @@ def iteration_metrics(
         support_size=support_size,
         one_id_share=one_id_share,
         completion_length=lengths.mean(),
-        num_tokens=lengths.sum(),
+        num_tokens=mask.sum(dtype=jnp.float32),
         max_ratio_error=max_ratio_error,
         ratio_mean=ratio_mean,
         ratio_std=ratio_std,

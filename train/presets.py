@@ -58,6 +58,9 @@ def find_preset(name: str) -> RunConfig:
     return PRESETS[name]
 
 
+# PPO's, on both sides.
+CLIP: Mapping[str, Any] = MappingProxyType({"clip_epsilon": 0.2, "clip_epsilon_high": None})
+
 # Fields of `GRPOConfig` that make an algorithm. Learning rates, batch sizes and numbers of updates are left alone.
 ALGORITHMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -66,8 +69,9 @@ ALGORITHMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "advantages": "grpo",
             "aggregation": "seq-mean-token-mean",
             "kl_estimator": "k3",
+            **CLIP,
         },
-        "dr-grpo": {"loss": "grpo", "advantages": "dr-grpo", "aggregation": "constant-length"},
+        "dr-grpo": {"loss": "grpo", "advantages": "dr-grpo", "aggregation": "constant-length", **CLIP},
         "dapo": {
             "loss": "grpo",
             "advantages": "grpo",
@@ -84,7 +88,12 @@ ALGORITHMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
         "cispo": {"loss": "cispo", "advantages": "grpo", "aggregation": "token-mean"},
         "rloo": {"loss": "reinforce", "advantages": "rloo", "aggregation": "seq-mean-token-sum"},
-        "reinforce++-baseline": {"loss": "grpo", "advantages": "reinforce++-baseline", "aggregation": "token-mean"},
+        "reinforce++-baseline": {
+            "loss": "grpo",
+            "advantages": "reinforce++-baseline",
+            "aggregation": "token-mean",
+            **CLIP,
+        },
     }
 )
 

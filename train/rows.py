@@ -42,6 +42,12 @@ def check_replayable(rollout: Rollout, config: GRPOConfig) -> None:
     check_sampling_mask(config.sampling_params(), logprobs_mode=rollout.logprobs_mode)
     if config.max_staleness is not None and rollout.policy_versions is None:
         raise ValueError(f"max_staleness {config.max_staleness} needs Rollout.policy_versions, got none.")
+    num_tokens = rollout.token_ids.shape[1]
+    if config.aggregation == "constant-length" and num_tokens > config.max_new_tokens:
+        raise ValueError(
+            f"max_new_tokens must be at least the {num_tokens} tokens of the rollout for aggregation constant-length, "
+            f"got {config.max_new_tokens}."
+        )
     if rollout.sampling.returns_support is not None and config.sampling_mask:
         raise ValueError("some rows of the rollout left their supports out (return_sampling_mask=False).")
     if rollout.token_ids.shape[0] % config.num_micro_batches:

@@ -62,7 +62,7 @@ def collect(
         group_size=config.group_size,
         implementation=config.implementation,
     )
-    versions = jnp.broadcast_to(state.step, rollout.token_ids.shape)
+    versions = jnp.where(rollout.token_mask, state.step, -1)
     return dataclasses.replace(rollout, policy_versions=versions)
 
 

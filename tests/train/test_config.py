@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -136,3 +137,13 @@ def test_a_run_written_before_the_losses_had_names_reads_as_it_ran():
     for field in ("loss", "advantages", "aggregation", "clip_epsilon_high", "tis_cap"):
         values["grpo"].pop(field)
     assert RunConfig.from_json(json.dumps(values)) == find_preset("sort-tiny")
+
+
+def test_an_algorithm_leaves_nothing_of_another():
+    base = GRPOConfig()
+    for first, second in itertools.permutations(ALGORITHMS, 2):
+        once, twice = as_published(base, second), as_published(as_published(base, first), second)
+        fields = ("loss", "advantages", "aggregation")
+        # The papers of these say nothing of one clip or of both.
+        fields += {"cispo": (), "rloo": ()}.get(second, ("clip_epsilon", "clip_epsilon_high"))
+        assert [getattr(once, field) for field in fields] == [getattr(twice, field) for field in fields]

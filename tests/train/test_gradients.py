@@ -162,3 +162,16 @@ def test_tokens_that_are_too_old_are_left_out():
         np.testing.assert_array_equal(one, other)
     with pytest.raises(ValueError, match=r"max_staleness 1 needs Rollout\.policy_versions"):
         at_two(config, dataclasses.replace(old, policy_versions=None))
+
+
+def test_a_rollout_longer_than_the_constant_length_is_refused():
+    config = dataclasses.replace(CONFIG, aggregation="constant-length", max_new_tokens=2)
+    with pytest.raises(ValueError, match="max_new_tokens must be at least the 3 tokens of the rollout"):
+        update(config, rollout())
+
+
+def test_only_tokens_that_train_are_counted():
+    kept = dataclasses.replace(rollout(), sampled_mask=jnp.ones((16, 3), bool).at[0].set(False))
+    _, metrics = update(CONFIG, kept)
+    assert metrics.num_tokens == 45
+    assert metrics.completion_length == 3
