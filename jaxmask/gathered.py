@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-# Cells of a block: two gathers of [256, D] stay in the caches of a CPU, and keep a GPU busy for D in the thousands.
-_BLOCK = 256
+# Floats of one gather, [cells of a block, D]: two of them stay in the caches of a CPU, and a GPU is kept busy.
+_BLOCK_FLOATS = 2**19
 
 
 class Cells(NamedTuple):
@@ -49,7 +49,7 @@ def kept_logits(hidden: Float[Array, "N D"], head: Float[Array, "U D"], cells: C
         values = jnp.dot(products, jnp.ones(products.shape[1]), precision=jax.lax.Precision.HIGHEST)
         return kept.at[jnp.where(is_used, rows, num_rows), columns].set(values, mode="drop")
 
-    return _over_blocks(add, jnp.zeros(cells.token_ids.shape), cells)
+    return _over_blocks(add, jnp.zeros(cells.token_ids.shape), cells, head.shape[1])
 
 
 @jax.custom_vjp
@@ -60,7 +60,7 @@ def _to_hidden(weights: Float[Array, "N W"], head: Float[Array, "U D"], cells: C
         terms = _weighted(weights, rows, columns, is_used, _rows(head, ids))
         return total.at[rows].add(terms, indices_are_sorted=True)
 
-    return _over_blocks(add, jnp.zeros((weights.shape[0], head.shape[1])), cells)
+    return _over_blocks(add, jnp.zeros((weights.shape[0], head.shape[1])), cells, head.shape[1])
 
 
 @jax.custom_vjp
@@ -72,7 +72,7 @@ def _to_head(
     def add(total: Array, rows: Array, columns: Array, ids: Array, is_used: Array) -> Array:
         return total.at[ids].add(_weighted(weights, rows, columns, is_used, _rows(hidden, rows)))
 
-    return _over_blocks(add, jnp.zeros(like.shape), cells)
+    return _over_blocks(add, jnp.zeros(like.shape), cells, like.shape[1])
 
 
 def _kept_fwd(hidden: Array, head: Array, cells: Cells) -> tuple[Array, tuple[Any, ...]]:
@@ -108,33 +108,42 @@ _to_hidden.defvjp(_hidden_fwd, _hidden_bwd)
 _to_head.defvjp(_head_fwd, _head_bwd)
 
 
-def _over_blocks(add: Callable[[Array, Array, Array, Array, Array], Array], start: Array, cells: Cells) -> Array:
+def block_size(depth: int) -> int:
+    """Cells of a block, a power of two from 64 to 1024, where rows have `depth` floats."""
+    fits = max(_BLOCK_FLOATS // max(depth, 1), 1)
+    return min(max(1 << (fits.bit_length() - 1), 64), 1024)
+
+
+def _over_blocks(
+    add: Callable[[Array, Array, Array, Array, Array], Array], start: Array, cells: Cells, depth: int
+) -> Array:
     """`start` after `add(total, rows, columns, ids, is_used)` of every block."""
     token_ids, starts, counts = cells
+    size = block_size(depth)
     if token_ids.size == 0:
         return start
     ends = jnp.cumsum(counts)
 
     def step(block: Array, total: Array) -> Array:
-        rows, places, is_used = _places(counts, ends, block)
+        rows, places, is_used = _places(counts, ends, block, size)
         columns = jnp.where(is_used, starts[rows] + places, 0)
         return add(total, rows, columns, jnp.where(is_used, token_ids[rows, columns], 0), is_used)
 
-    return jax.lax.fori_loop(0, _num_blocks(counts), step, start)
+    return jax.lax.fori_loop(0, _num_blocks(counts, size), step, start)
 
 
-def _num_blocks(counts: Int[Array, " N"]) -> Int[Array, ""]:
-    return (counts.sum(dtype=jnp.int32) + _BLOCK - 1) // _BLOCK
+def _num_blocks(counts: Int[Array, " N"], size: int) -> Int[Array, ""]:
+    return (counts.sum(dtype=jnp.int32) + size - 1) // size
 
 
 def _places(
-    counts: Int[Array, " N"], ends: Int[Array, " N"], block: Int[Array, ""]
+    counts: Int[Array, " N"], ends: Int[Array, " N"], block: Int[Array, ""], size: int
 ) -> tuple[Int[Array, " B"], Int[Array, " B"], Bool[Array, " B"]]:
     """Row, and place within it, of each cell of a block, and whether there is one.
 
     Counts [3, 0, 2] give (0, 0), (0, 1), (0, 2), (2, 0), (2, 1); `ends` is their running sum.
     """
-    indices = block * _BLOCK + jnp.arange(_BLOCK, dtype=jnp.int32)
+    indices = block * size + jnp.arange(size, dtype=jnp.int32)
     is_used = indices < ends[-1]
     rows = jnp.minimum(jnp.searchsorted(ends, indices, side="right"), counts.shape[0] - 1).astype(jnp.int32)
     return rows, indices - (ends - counts)[rows], is_used

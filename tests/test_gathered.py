@@ -11,6 +11,7 @@ import tolerances
 from jaxmask import gathered
 
 D, U = 7, 211
+SIZE = gathered.block_size(D)
 
 
 def case(counts, width, seed=0):
@@ -58,10 +59,10 @@ COUNTS = {
     "none": [0, 0, 0],
     "ones": [1, 1, 1, 1],
     "one block": [0, 3, 1, 5, 0, 2, 1, 9],
-    "a block and no more": [16] * (gathered._BLOCK // 16),
-    "a block and one cell": [16] * (gathered._BLOCK // 16) + [1, 2],
+    "a block and no more": [16] * (SIZE // 16),
+    "a block and one cell": [16] * (SIZE // 16) + [1, 2],
     "many blocks": [int(count) for count in np.random.default_rng(0).integers(0, 17, 300)],
-    "a row over several blocks": [2, 200, 200, 200, 1, 3],
+    "rows across the borders of blocks": [2, *[200] * 11, 1, 3],
 }
 
 
@@ -115,9 +116,17 @@ def test_what_is_left_out_changes_nothing(garbage):
 
 def test_work_follows_the_ids():
     """The loop's length is the number of blocks in use, and no array has a place for every cell's row of the head."""
-    assert gathered._num_blocks(jnp.array([0, 1, 253, 0, 2], jnp.int32)) == 1
-    assert gathered._num_blocks(jnp.array([0, 1, 254, 0, 2], jnp.int32)) == 2
-    assert gathered._num_blocks(jnp.zeros(1000, jnp.int32)) == 0
+    assert gathered._num_blocks(jnp.array([0, 1, 253, 0, 2], jnp.int32), 256) == 1
+    assert gathered._num_blocks(jnp.array([0, 1, 254, 0, 2], jnp.int32), 256) == 2
+    assert gathered._num_blocks(jnp.zeros(1000, jnp.int32), 256) == 0
+    assert [gathered.block_size(depth) for depth in (1, 512, 576, 2048, 8192, 100_000)] == [
+        1024,
+        1024,
+        512,
+        256,
+        64,
+        64,
+    ]
 
 
 def test_cells_may_start_anywhere():

@@ -426,7 +426,7 @@ def test_no_array_over_the_vocabulary_is_built():
 
     arguments = (jnp.ones((B, T, D)), jnp.ones((U, D)), support)
     forward = shapes_in(jax.make_jaxpr(total)(*arguments).jaxpr)
-    assert (gathered._BLOCK, D) in forward
+    assert (gathered.block_size(D), D) in forward
     assert not [shape for shape in forward if U in shape]
     backward = shapes_in(jax.make_jaxpr(jax.grad(total, argnums=(0, 1)))(*arguments).jaxpr)
     assert {shape for shape in backward if U in shape} <= {(U, D)}
@@ -724,7 +724,7 @@ def test_a_soft_cap_flattens_the_logits():
         ({"logit_softcap": float("nan")}, "logit_softcap must be > 0 and finite"),
         (
             {"reference": Reference(jnp.ones((3, D)), jnp.ones((V, D)))},
-            r"reference must have the tokens and ids .* \(3,\)",
+            r"reference must have the tokens .* got hidden \(3, 5\)",
         ),
         ({"reference": Reference(jnp.ones((2, D)), jnp.ones((V + 1, D)))}, rf"got .* and head \({V + 1}, {D}\)"),
         ({"reference": Reference(jnp.ones((2, D + 1)), jnp.ones((V, D)))}, rf"one width, got hidden \(2, {D + 1}\)"),
