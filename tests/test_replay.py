@@ -179,7 +179,7 @@ def test_edits_are_replayed_over_the_vocabulary():
     assert (~keep).any(), "some ids were taken away"
 
 
-@pytest.mark.parametrize("sizes", [(1, 2), (1, 4), (2, 4), (8, 1)])
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 2), (2, 4)])
 def test_the_first_step_is_the_identity_on_several_devices(sizes):
     """Every edit, cells and packed bits, rows and vocabulary cut; neither 5 rows nor 40 ids divide by all sizes."""
     hidden, head, rollout = wide_rollout()
