@@ -25,7 +25,7 @@ from jaxmask import SamplingBatch, SamplingParams, Support
 from jaxmask.rollout import Rollout
 from models import Decoder, DecoderConfig
 from train.config import GRPOConfig
-from train.gradients import Learner, _hidden, accumulate
+from train.gradients import Learner, accumulate, hidden_states
 from train.losses import LossInputs, grpo_loss
 from train.rows import LearnerRows, learner_rows
 
@@ -66,7 +66,7 @@ def make_rows(num_rows: int, prompt: int, completion: int) -> LearnerRows:
 
 def over_the_vocabulary(score: Callable[..., jax.Array]) -> Callable[[Decoder, LearnerRows], Decoder]:
     def loss(model: Decoder, rows: LearnerRows) -> jax.Array:
-        hidden = _hidden(model, rows)
+        hidden = hidden_states(model, rows)
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (hidden, rows.support, rows.sampled_ids))
         logprobs = score(flat[0], model.head, *flat[1:]).reshape(rows.sampled_ids.shape)
         inputs = LossInputs(logprobs, rows.behaviour_logprobs, rows.advantages, rows.loss_mask)
@@ -76,7 +76,7 @@ def over_the_vocabulary(score: Callable[..., jax.Array]) -> Callable[[Decoder, L
 
 
 def body(model: Decoder, rows: LearnerRows) -> Decoder:
-    return jax.grad(lambda model: _hidden(model, rows).sum() / rows.sampled_ids.size)(model)
+    return jax.grad(lambda model: hidden_states(model, rows).sum() / rows.sampled_ids.size)(model)
 
 
 def main() -> None:

@@ -12,7 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxmask.mass import Mass
 
-_LOWEST = jnp.finfo(jnp.float32).min
+# What stands for differences of two huge logits, which overflow.
+LOWEST = jnp.finfo(jnp.float32).min
 
 
 def drawable(logits: Float[Array, "*B C"]) -> Float[Array, "*B C"]:
@@ -51,7 +52,7 @@ def tempered(
     is_finite = jnp.isfinite(logits)
     shifted = jnp.where(is_finite, logits, 0.0) - row_max
     # The clamp keeps a logit in its support when the difference of two huge logits overflows.
-    return jnp.where(is_finite, jnp.maximum(shifted * factor, _LOWEST), -jnp.inf)
+    return jnp.where(is_finite, jnp.maximum(shifted * factor, LOWEST), -jnp.inf)
 
 
 def survives_min_p(z: Float[Array, "B C"], min_p: Float[Array, " B"]) -> Bool[Array, "B C"]:

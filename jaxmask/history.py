@@ -65,11 +65,10 @@ class History:
             outside = [token_id for token_id in ids if not 0 <= token_id < batch.vocab_size]
             if outside:
                 raise ValueError(f"history of row {row} holds ids {outside} outside [0, {batch.vocab_size}).")
-        history = cls.start(_rectangle(prompts), jnp.asarray(np.array([len(p) for p in prompts], np.int32)), batch)
-        lengths = jnp.asarray(np.array([len(o) for o in outputs], np.int32))
-        for step, column in enumerate(_rectangle(outputs).T):
-            history = history.append(column, step < lengths)
-        return history
+        prompt_lengths, lengths = (
+            jnp.asarray(np.array([len(ids) for ids in lists], np.int32)) for lists in (prompts, outputs)
+        )
+        return cls.start(_rectangle(prompts), prompt_lengths, batch).extend(_rectangle(outputs), lengths)
 
     def check_fits(self, batch: SamplingBatch) -> None:
         """Raises ValueError unless this history holds what the edits of `batch` look back at, in its shapes."""

@@ -15,9 +15,8 @@ from jaxtyping import Array, Bool, Float
 
 from jaxmask import filters, shards
 
-_LOWEST = jnp.finfo(jnp.float32).min
 # exp of anything below is 0 in float32 (the smallest subnormal is exp(-103.3)).
-_WEIGHTLESS = -200.0
+WEIGHTLESS = -200.0
 
 
 @jax.tree_util.register_dataclass
@@ -85,13 +84,13 @@ def of_columns(
         return jnp.where(has_token, value, -jnp.inf)
 
     # H = log mass - sum_v p_v z_v; without the bound, 0 x z overflows in the derivative of the product.
-    entropy = log_mass - part.total((weights * jnp.maximum(z, _WEIGHTLESS)).sum(axis=-1)) / mass
+    entropy = log_mass - part.total((weights * jnp.maximum(z, WEIGHTLESS)).sum(axis=-1)) / mass
     kl = ref_logprobs = None
     if ref_logits is not None:
         ref_z, _, _, ref_mass = _normalised(ref_logits, kept, factor, part)
         ref_log_mass = jnp.log(ref_mass)
         # KL = sum_v p_v (z_v - z'_v) - (log mass - log mass')
-        differences = jnp.where(z > _WEIGHTLESS, z - ref_z, 0.0)
+        differences = jnp.where(z > WEIGHTLESS, z - ref_z, 0.0)
         kl = part.total((weights * differences).sum(axis=-1)) / mass - (log_mass - ref_log_mass)
         ref_logprobs = of_token(ref_z, ref_log_mass)
     return RowScores(of_token(z, log_mass), entropy, top, log_mass, kl, ref_logprobs)
@@ -102,7 +101,7 @@ def of_ids(
 ) -> Float[Array, "*B W"]:
     """Log-probability of each kept column, by the normaliser of its row; -inf in the others."""
     kept = kept & (logits != -jnp.inf)
-    z = (jnp.where(kept, logits, 0.0) - _or_zero(rows.top)) * filters.inverse_temperature(temperature)[..., None]
+    z = _tempered(jnp.where(kept, logits, 0.0), rows.top, filters.inverse_temperature(temperature))
     return jnp.where(kept, z - rows.log_mass[..., None], -jnp.inf)
 
 
@@ -112,14 +111,14 @@ def _normalised(
     """(x - top) / T, its exponential, 0 in columns not kept; top; the sum of the exponentials, 1 of nothing."""
     x = jnp.where(kept, logits, 0.0).astype(jnp.float32)
     top = part.largest(jax.lax.stop_gradient(jnp.where(kept, x, -jnp.inf).max(axis=-1)))
-    # As in the sampler: the maximum leaves first, so the likeliest token is at exactly 0.
-    # The clamp keeps what the difference of two huge logits makes of it finite.
-    z = jnp.where(kept, jnp.maximum((x - _or_zero(top)) * factor[..., None], _LOWEST), 0.0)
+    z = jnp.where(kept, _tempered(x, top, factor), 0.0)
     weights = jnp.where(kept, jnp.exp(z), 0.0)
     mass = part.total(weights.sum(axis=-1))
     # Compared so that NaN stays.
     return z, weights, top, jnp.where(mass == 0, 1.0, mass)
 
 
-def _or_zero(top: Float[Array, "*B"]) -> Float[Array, "*B 1"]:
-    return jnp.where(top == -jnp.inf, 0.0, top)[..., None]
+def _tempered(x: Float[Array, "*B C"], top: Float[Array, "*B"], factor: Float[Array, "*#B"]) -> Float[Array, "*B C"]:
+    """(x - top) / T as in the sampler: the maximum leaves first, so the likeliest token is at exactly 0. NaN stays."""
+    top = jnp.where(top == -jnp.inf, 0.0, top)
+    return jnp.maximum((x - top[..., None]) * factor[..., None], filters.LOWEST)

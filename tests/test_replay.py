@@ -217,21 +217,21 @@ def test_what_lies_in_rows_that_are_not_scored_changes_nothing():
     mask = jnp.ones((5, T), jnp.bool_).at[1].set(False).at[2, 3:].set(False).at[3].set(False)
     nan = jnp.nan
 
-    def total(arrays, implementation):
-        hidden, ref_hidden, head, temperature, support, token_ids, replay = arrays
+    def total(hidden, head, arrays):
+        ref_hidden, temperature, support, token_ids, replay = arrays
         options = {
             "temperature": temperature,
             "replay": replay,
             "loss_mask": mask,
             "reference": Reference(ref_hidden, head),
         }
-        kept = support_scores(hidden, head, support, token_ids, implementation=implementation, **options)
+        kept = support_scores(hidden, head, support, token_ids, **options)
         full = full_scores(hidden, head, token_ids, **options)
         parts = (score for scores in (kept, full) for score in (scores.logprobs, scores.entropy, scores.kl))
         return sum(jnp.where(mask, part, 0.0).sum() for part in parts)
 
     temperature = jnp.broadcast_to(rollout.sampling.temperature[:, None], (5, T))
-    clean = hidden, hidden + 0.1, head, temperature, rollout.support, rollout.token_ids, Replay.of(rollout)
+    clean = hidden + 0.1, temperature, rollout.support, rollout.token_ids, Replay.of(rollout)
     of_rows = mask.any(axis=1)
     batch = rollout.sampling
     dirty_batch = dataclasses.replace(
@@ -246,19 +246,16 @@ def test_what_lies_in_rows_that_are_not_scored_changes_nothing():
         counts=jnp.where(mask, rollout.support.counts, 999),
         packed=jnp.where(mask[:, :, None], rollout.support.packed, jnp.uint8(255)),
     )
-    spoilt = dataclasses.replace(rollout, sampling=dataclasses.replace(dirty_batch), support=support)
+    spoilt = dataclasses.replace(rollout, sampling=dirty_batch, support=support)
     dirty = (
-        jnp.where(mask[:, :, None], hidden, nan),
         jnp.where(mask[:, :, None], hidden + 0.1, nan),
-        head,
         jnp.where(mask, temperature, nan),
         support,
         rollout.token_ids,
         Replay.of(spoilt),
     )
-    gradient = jax.jit(
-        lambda h, w, arrays: jax.value_and_grad(lambda h, w: total((h, arrays[1], w, *arrays[3:]), "xla"), (0, 1))(h, w)
-    )
-    expected, found = (gradient(arrays[0], head, arrays) for arrays in (clean, dirty))
+    gradient = jax.jit(jax.value_and_grad(total, argnums=(0, 1)))
+    expected = gradient(hidden, head, clean)
+    found = gradient(jnp.where(mask[:, :, None], hidden, nan), head, dirty)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(one, other)

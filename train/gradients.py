@@ -68,7 +68,8 @@ def logprobs(model: Decoder, rows: LearnerRows, learner: Learner) -> Float[Array
 
     def of_part(part: Int[Array, ""]) -> Float[Array, "R T"]:
         part_rows = _part(rows, part, config)
-        return _scores(_hidden(model, part_rows), model.head, part_rows, learner).logprobs
+        hidden = hidden_states(model, part_rows)
+        return _scores(hidden, model.head, part_rows, learner, config.sampling_mask).logprobs
 
     return jax.lax.map(of_part, _parts(config)).reshape(rows.loss_mask.shape)
 
@@ -77,15 +78,14 @@ def _loss(
     model: Decoder, rows: LearnerRows, aggregated: Aggregation, learner: Learner
 ) -> tuple[Float[Array, ""], tuple[LossOutput, Float[Array, "B T"], Float[Array, "B T"] | None]]:
     config = learner.config
-    hidden = _hidden(model, rows)
+    hidden = hidden_states(model, rows)
     reference = None
     if learner.reference is not None and config.kl_coefficient > 0:
-        reference = Reference(_hidden(learner.reference, rows), learner.reference.head)
-    scores = _scores(hidden, model.head, rows, learner, reference)
+        reference = Reference(hidden_states(learner.reference, rows), learner.reference.head)
+    scores = _scores(hidden, model.head, rows, learner, config.sampling_mask, reference)
     spread = scores
     if config.sampling_mask and config.regularize_over == "vocabulary" and config.is_regularized:
-        without_mask = dataclasses.replace(learner, config=dataclasses.replace(config, sampling_mask=False))
-        spread = _scores(hidden, model.head, rows, without_mask, reference)
+        spread = _scores(hidden, model.head, rows, learner, False, reference)
     inputs = LossInputs(
         scores.logprobs,
         rows.behaviour_logprobs,
@@ -106,10 +106,10 @@ def _scores(
     head: Float[Array, "V D"],
     rows: LearnerRows,
     learner: Learner,
+    on_supports: bool,
     reference: Reference | None = None,
 ) -> Scores:
-    """The policy's scores of the sampled tokens, on their supports or, without the mask, on the whole vocabulary."""
-    config = learner.config
+    """The policy's scores of the sampled tokens, on their supports or on the whole vocabulary."""
     temperature = jnp.broadcast_to(rows.temperature[:, None], rows.sampled_ids.shape)
     options: dict[str, Any] = {
         "temperature": temperature,
@@ -118,21 +118,18 @@ def _scores(
         "reference": reference,
         "sharding": learner.sharding,
     }
-    if not config.sampling_mask:
-        vocab_size = rows.support.vocab_size
-        return full_scores(hidden, head, rows.sampled_ids, vocab_size=vocab_size, **options)
-    options["implementation"] = config.implementation
-    return support_scores(hidden, head, rows.support, rows.sampled_ids, **options)
+    if not on_supports:
+        return full_scores(hidden, head, rows.sampled_ids, vocab_size=rows.support.vocab_size, **options)
+    implementation = learner.config.implementation
+    return support_scores(hidden, head, rows.support, rows.sampled_ids, implementation=implementation, **options)
 
 
-def _hidden(model: Decoder, rows: LearnerRows) -> Float[Array, "B T D"]:
-    """The states that predict the sampled tokens."""
+def hidden_states(model: Decoder, rows: LearnerRows) -> Float[Array, "B T D"]:
+    """The states that predict the sampled tokens; those outside the loss mask mean nothing."""
     hidden = model.hidden(rows.token_ids, rows.lengths)
     steps = jnp.arange(rows.sampled_ids.shape[1], dtype=jnp.int32)[None, :]
     positions = jnp.minimum(rows.first_positions[:, None] + steps, hidden.shape[1] - 1)
-    hidden = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
-    # Whatever a cell that was not sampled holds, NaN included, must not reach the gradient of the head.
-    return jnp.where(rows.loss_mask[:, :, None], hidden, jnp.zeros((), hidden.dtype))
+    return jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
 
 
 def _parts(config: GRPOConfig) -> Int[Array, " M"]:

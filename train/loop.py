@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -29,70 +30,62 @@ class Loop(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True)
 class DeviceLoop:
-    """Everything in one program."""
+    """Everything in one program; compiles at the first iteration."""
 
-    def __init__(
-        self,
-        task: DeviceTask,
-        config: GRPOConfig,
-        optimizer: optax.GradientTransformation,
-        reference: Decoder | None = None,
-    ):
-        """Compiles at the first iteration."""
-        self._task, self._config, self._optimizer, self._reference = task, config, optimizer, reference
+    task: DeviceTask
+    config: GRPOConfig
+    optimizer: optax.GradientTransformation
+    reference: Decoder | None = None
 
     def iterate(self, state: TrainState, step: int) -> tuple[TrainState, Metrics]:
         """See `Loop.iterate`."""
         return train_iteration(
-            state, task=self._task, config=self._config, optimizer=self._optimizer, reference=self._reference
+            state, task=self.task, config=self.config, optimizer=self.optimizer, reference=self.reference
         )
 
     def sample(self, state: TrainState, step: int) -> tuple[Rollout, Rewards]:
         """See `Loop.sample`."""
-        make_prompts = jax.jit(self._task.prompts, static_argnums=1)
-        prompts = make_prompts(jax.random.fold_in(jax.random.key(step), 1), self._config.num_prompts)
+        make_prompts = jax.jit(self.task.prompts, static_argnums=1)
+        prompts = make_prompts(jax.random.fold_in(jax.random.key(step), 1), self.config.num_prompts)
         rollout = collect_for_host(
             state,
             prompts,
-            config=self._config,
-            vocab_size=self._task.vocab_size,
-            eos_token_ids=self._task.eos_token_ids,
+            config=self.config,
+            vocab_size=self.task.vocab_size,
+            eos_token_ids=self.task.eos_token_ids,
         )
-        return rollout, jax.jit(self._task.score)(rollout)
+        return rollout, jax.jit(self.task.score)(rollout)
 
 
+@dataclasses.dataclass(frozen=True)
 class HostLoop:
-    """Two programs; between them token ids come down and rewards go up."""
+    """Two programs; between them token ids come down and rewards go up. Compiles at the first iteration."""
 
-    def __init__(
-        self,
-        task: HostTask,
-        config: GRPOConfig,
-        optimizer: optax.GradientTransformation,
-        reference: Decoder | None = None,
-    ):
-        """Compiles at the first iteration."""
-        self._task, self._config, self._optimizer, self._reference = task, config, optimizer, reference
+    task: HostTask
+    config: GRPOConfig
+    optimizer: optax.GradientTransformation
+    reference: Decoder | None = None
 
     def iterate(self, state: TrainState, step: int) -> tuple[TrainState, Metrics]:
         """See `Loop.iterate`."""
         rollout, rewards = self.sample(state, step)
         return update_from_host(
-            state, rollout, rewards, config=self._config, optimizer=self._optimizer, reference=self._reference
+            state, rollout, rewards, config=self.config, optimizer=self.optimizer, reference=self.reference
         )
 
     def sample(self, state: TrainState, step: int) -> tuple[Rollout, Rewards]:
         """See `Loop.sample`."""
-        prompts, entries = self._task.prompts(step, self._config.num_prompts)
+        prompts, entries = self.task.prompts(step, self.config.num_prompts)
         rollout = collect_for_host(
             state,
             jax.device_put(prompts),
-            config=self._config,
-            vocab_size=self._task.vocab_size,
-            eos_token_ids=self._task.eos_token_ids,
+            config=self.config,
+            vocab_size=self.task.vocab_size,
+            eos_token_ids=self.task.eos_token_ids,
         )
         token_ids, lengths = jax.device_get((rollout.token_ids, rollout.lengths))
         completions = [row[:length].tolist() for row, length in zip(token_ids, lengths, strict=True)]
-        rewards = self._task.score(entries, completions, self._config.group_size)
+        rewards = self.task.score(entries, completions, self.config.group_size)
         return rollout, jax.device_put(rewards)

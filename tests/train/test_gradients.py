@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from tiny import CONFIG, OPTIMIZER, TASK, make_model
+from tiny import CONFIG, OPTIMIZER, TASK, make_model, rollout_of
 
 from jaxmask import Reference, SamplingBatch, SamplingParams, full_scores, generate, support_scores
-from train.gradients import Learner, _hidden, accumulate
+from train.gradients import Learner, accumulate, hidden_states
 from train.rows import learner_rows
 from train.state import init_state
-from train.step import collect_for_host, update_from_host
+from train.step import update_from_host
 from train.tasks import Rewards
 
 REWARDS = Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
@@ -24,9 +24,7 @@ ADVANTAGES = jnp.asarray(np.linspace(-1, 1, 16), jnp.float32)
 
 @functools.cache
 def rollout():
-    prompts = TASK.prompts(jax.random.key(5), CONFIG.num_prompts)
-    state = init_state(make_model(), OPTIMIZER, 0)
-    return collect_for_host(state, prompts, config=CONFIG, vocab_size=TASK.vocab_size, eos_token_ids=())
+    return rollout_of(init_state(make_model(), OPTIMIZER, 0))
 
 
 @functools.cache
@@ -104,11 +102,11 @@ def test_updates_on_several_devices_are_those_of_one(sizes):
 @functools.partial(jax.jit, static_argnames="over")
 def scores_by_hand(model, reference, rows, over):
     temperature = jnp.broadcast_to(rows.temperature[:, None], rows.sampled_ids.shape)
-    ref = Reference(_hidden(reference, rows), reference.head)
+    ref = Reference(hidden_states(reference, rows), reference.head)
     options = {"temperature": temperature, "reference": ref}
     if over == "support":
-        return support_scores(_hidden(model, rows), model.head, rows.support, rows.sampled_ids, **options)
-    return full_scores(_hidden(model, rows), model.head, rows.sampled_ids, **options)
+        return support_scores(hidden_states(model, rows), model.head, rows.support, rows.sampled_ids, **options)
+    return full_scores(hidden_states(model, rows), model.head, rows.sampled_ids, **options)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import CONFIG, OPTIMIZER, TASK, make_model
+from tiny import CONFIG, OPTIMIZER, TASK, make_model, rollout_of
 
 from jaxmask import SamplingBatch, SamplingParams, generate, masked_log_probs
 from train.gradients import Learner, accumulate, logprobs
@@ -42,11 +42,6 @@ def primitives(jaxpr):
             inner = getattr(parameter, "jaxpr", parameter)
             if hasattr(inner, "eqns"):
                 yield from primitives(inner)
-
-
-def rollout_of(state, config=CONFIG, task=TASK):
-    prompts = task.prompts(jax.random.key(5), config.num_prompts)
-    return collect_for_host(state, prompts, config=config, vocab_size=TASK.vocab_size, eos_token_ids=())
 
 
 def updated(state, rollout, rewards, config=CONFIG, optimizer=OPTIMIZER):

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxmask.filters import LOWEST
 from jaxmask.kernels import triton
 from jaxmask.kernels.head.reference import HeadScores
 
@@ -27,8 +28,6 @@ WARPS = 4
 RUN_PROGRAMS = 8192
 # Cells up to which runs are cut short.
 SHORT_CUTS = 2**22
-
-_LOWEST = jnp.finfo(jnp.float32).min
 
 
 @functools.partial(jax.jit, static_argnames="is_interpreted")
@@ -117,7 +116,7 @@ def _d_logits(token_ids: Array, *residuals: Any) -> Float[Array, " M"]:
     per_row = (drawn_ids, factor, entropy, top, log_mass, g_logprobs, g_entropy)
     drawn, factor, entropy, top, log_mass, g_logprob, g_entropy = (value[jnp.maximum(rows, 0)] for value in per_row)
     # Where the difference of two huge logits overflows, p is 0, and 0 x inf would be NaN.
-    log_p = jnp.maximum((kept_logits - top) * factor, _LOWEST) - log_mass
+    log_p = jnp.maximum((kept_logits - top) * factor, LOWEST) - log_mass
     p = jnp.exp(log_p)
     g_z = g_logprob * (jnp.where(token_ids == drawn, 1.0, 0.0) - p) - g_entropy * (p * (log_p + entropy))
     return jnp.where(rows >= 0, g_kept + factor * g_z, 0.0)
@@ -199,25 +198,25 @@ def _scores_kernel(hidden_ref: Any, head_ref: Any, ids_ref: Any, *refs: Any, til
             triton.store(kept_ref.at[start + cell], x, mask=is_owned)
             triton.store(rows_ref.at[start + cell], jnp.full(TILE, row, jnp.int32), mask=is_owned)
 
-            new_top = jnp.maximum(top, jnp.where(is_owned, x, _LOWEST).max())
+            new_top = jnp.maximum(top, jnp.where(is_owned, x, LOWEST).max())
             step = (top - new_top) * factor
             shrink = jnp.exp(step)
             z = jnp.where(is_owned, (x - new_top) * factor, 0.0)
             weights = jnp.where(is_owned, jnp.exp(z), 0.0)
             # Where all that came before weighs nothing, step may be -inf, and 0 x inf is NaN.
             weighted = jnp.where(shrink > 0, shrink * (weighted + mass * step), 0.0)
-            weighted += (weights * jnp.maximum(z, _LOWEST)).sum()
+            weighted += (weights * jnp.maximum(z, LOWEST)).sum()
             mass = shrink * mass + weights.sum()
             is_drawn = is_owned & (token_ids == drawn)
             drawn_x += jnp.where(is_drawn, x, 0.0).sum()
             return new_top, mass, weighted, drawn_x, num_drawn + jnp.where(is_drawn, 1.0, 0.0).sum()
 
         zero = jnp.float32(0.0)
-        state = (jnp.float32(_LOWEST), zero, zero, zero, zero)
+        state = (jnp.float32(LOWEST), zero, zero, zero, zero)
         top, mass, weighted, drawn_x, num_drawn = jax.lax.fori_loop(0, _tiles(count), over_ids, state)
         mass = jnp.where(count > 0, mass, 1.0)
         log_mass = jnp.log(mass)
-        logprob = jnp.maximum((drawn_x - top) * factor, _LOWEST) - log_mass
+        logprob = jnp.maximum((drawn_x - top) * factor, LOWEST) - log_mass
         store_row(jnp.where(num_drawn > 0, logprob, -jnp.inf), log_mass - weighted / mass, top, log_mass)
 
 

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-_LOWEST = jnp.finfo(jnp.float32).min
-# exp of anything below is 0 in float32 (the smallest subnormal is exp(-103.3)).
-_WEIGHTLESS = -200.0
+from jaxmask.filters import LOWEST
+from jaxmask.scores import WEIGHTLESS
 
 
 @jax.tree_util.register_dataclass
@@ -68,14 +67,14 @@ def gathered_head(
     )
     top = jnp.where(jnp.isfinite(largest), largest, 0.0)
     # The clamp keeps what the difference of two huge logits makes of it finite.
-    z = jnp.maximum((kept_logits - top[rows]) * factor[rows], _LOWEST)
+    z = jnp.maximum((kept_logits - top[rows]) * factor[rows], LOWEST)
     z = jnp.where(is_owned, z, 0.0)
     weights = jnp.exp(z)
     mass = total(weights)
     mass = jnp.where(mass == 0, 1.0, mass)
     log_mass = jnp.log(mass)
     # H = log mass - sum_v p_v z_v; without the bound, 0 x z overflows in the derivative of the product.
-    entropy = log_mass - total(weights * jnp.maximum(z, _WEIGHTLESS)) / mass
+    entropy = log_mass - total(weights * jnp.maximum(z, WEIGHTLESS)) / mass
     is_drawn = is_owned & (token_ids == drawn_ids[rows])
     is_found = jax.ops.segment_max(is_drawn.astype(jnp.int32), rows, num_rows, indices_are_sorted=True) > 0
     logprobs = total(jnp.where(is_drawn, z, 0.0)) - log_mass
