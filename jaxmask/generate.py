@@ -1,4 +1,4 @@
-"""Prefill and decode in one compiled program, for any model that keeps the protocol below.
+"""Prefill and decode in one compiled program, for any model that keeps the protocol of `jaxmask.model`.
 
 Knows nothing of text: token ids in, token ids and supports out.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,39 +19,13 @@ from jaxmask.checks import check_prompts
 from jaxmask.drawn import Sample
 from jaxmask.history import History
 from jaxmask.kernels.dispatch import settle
+from jaxmask.model import Model, PlacedModel
 from jaxmask.params import check_count, check_logprobs_mode
 from jaxmask.rollout import Finish, Rollout
 from jaxmask.sampling import needs_bits, sample, with_support_bound
 from jaxmask.support import Support
 
 _STATIC = ("max_new_tokens", "width", "group_size", "logprobs_mode", "pad_token_id", "sharding", "implementation")
-
-
-@runtime_checkable
-class Cache(Protocol):
-    """What a model remembers of each row; a pytree."""
-
-    def repeat(self, group_size: int) -> Cache:
-        """Each row `group_size` times in a row."""
-        ...
-
-
-@runtime_checkable
-class Model(Protocol):
-    """What `generate` asks of a model; a pytree, passed to the compiled program as an argument."""
-
-    @property
-    def max_length(self) -> int:
-        """Most positions a row can have."""
-        ...
-
-    def prefill(self, token_ids: Int[Array, "P S"], lengths: Int[Array, " P"], *, capacity: int) -> Any:
-        """A `Cache` with room for `capacity` positions that holds the first `lengths` tokens of each row."""
-        ...
-
-    def decode(self, token_ids: Int[Array, " B"], cache: Any) -> tuple[Float[Array, "B V"], Any]:
-        """Logits after one more token per row, and the cache with that token in it."""
-        ...
 
 
 def generate(
@@ -79,10 +53,10 @@ def generate(
       prompt_lengths: in [1, S].
       max_new_tokens: length of the output; a row ends earlier at its own `max_tokens`.
       width: compact cells per support, W (see `sample`).
-      group_size: completions per prompt, G; a prompt is prefilled once for its group.
+      group_size: completions per prompt, G; a prompt is prefilled once for its group, which shares what it leaves.
       logprobs_mode: what `Rollout.logprobs` holds.
       pad_token_id: written past the end of each row.
-      sharding: how the model's logits [B, V] are cut over a mesh (see `sample`).
+      sharding: how the model's logits [B, V] are cut over a mesh (see `sample`); None: as a `PlacedModel` says.
       implementation: of the sampler (see `sample`).
 
     Raises:
@@ -108,6 +82,8 @@ def generate(
             f"prompt width {prompt_ids.shape[1]} + max_new_tokens {max_new_tokens} = {capacity} exceeds the model's "
             f"max_length {model.max_length}."
         )
+    if sharding is None and isinstance(model, PlacedModel):
+        sharding = model.logits_sharding
     batch = with_support_bound(batch, width)
     return _generate(
         model,
@@ -200,8 +176,9 @@ def _start(
     pad_token_id: int,
 ) -> _Decoding:
     """The state before the first token: all but the last token of each prompt is in the cache."""
-    B, T, V = batch.num_rows, max_new_tokens, batch.vocab_size
-    cache = model.prefill(prompt_ids, prompt_lengths - 1, capacity=prompt_ids.shape[1] + max_new_tokens)
+    B, S, T, V = batch.num_rows, prompt_ids.shape[1], max_new_tokens, batch.vocab_size
+    # A group shares the cache of its prompt, and each of its rows has room of its own for what it generates.
+    cache = model.prefill(prompt_ids, prompt_lengths - 1, capacity=S if group_size > 1 else S + T)
     last_ids = jnp.take_along_axis(prompt_ids, prompt_lengths[:, None] - 1, axis=1)[:, 0]
     history = None
     if batch.needs_history:
@@ -211,7 +188,7 @@ def _start(
     return _Decoding(
         step=jnp.int32(0),
         last_ids=jnp.repeat(last_ids, group_size),
-        cache=cache.repeat(group_size) if group_size > 1 else cache,
+        cache=cache.repeat(group_size, capacity=T) if group_size > 1 else cache,
         history=history,
         token_ids=jnp.full((B, T), pad_token_id, jnp.int32),
         logprobs=jnp.zeros((B, T), jnp.float32),

@@ -1,54 +1,194 @@
-"""Keys and values of the tokens already read, row by row."""
+"""Keys and values of the tokens already read, row by row.
 
-from dataclasses import dataclass, replace
+A layer has as many slots as a row may have tokens, or, where it has a sliding window, only as many as it can see: there
+a token's slot is its index modulo the number of slots, and the oldest token is overwritten.
+
+    In: 3 slots, 5 tokens read  Out: slots hold tokens 3, 4, 2
+
+Rows that continue one prompt share its keys and values (`KVCache.repeat`).
+"""
+
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
+
+from models.config import DecoderConfig
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SharedPrompt:
+    """What the rows of each group have in common; written once, by `KVCache.repeat`.
+
+    Attributes:
+      keys: one array per layer; heads before slots, as matrix products like them.
+      values: one array per layer.
+      lengths: tokens of each prompt.
+    """
+
+    keys: tuple[Float[Array, "P K _ Hd"], ...]
+    values: tuple[Float[Array, "P K _ Hd"], ...]
+    lengths: Int[Array, " P"]
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KVCache:
-    """What each row has read so far; written by prefill and decode.
+    """What each row has read so far; written by prefill, extend and decode.
 
     Attributes:
       keys: one array per layer, rotated to each token's position.
       values: one array per layer.
-      lengths: tokens held by each row, in [0, S]; also the position of the row's next token.
+      lengths: tokens of each row, shared ones included; also the position of the row's next token.
+      prompt: what rows share with their group; None where they share nothing.
+      capacity: tokens that a row can hold beside the shared ones; a full row is left as it is.
+      windows: tokens that each layer sees; None: all.
+      chunk_size: most tokens written at once; layers with a window have slots for these too.
+      is_ordered: slots follow positions, whatever is shared and seen, for `DecoderConfig.fixed_order`.
     """
 
-    keys: tuple[Float[Array, "B S K Hd"], ...]
-    values: tuple[Float[Array, "B S K Hd"], ...]
+    keys: tuple[Float[Array, "B _ K Hd"], ...]
+    values: tuple[Float[Array, "B _ K Hd"], ...]
     lengths: Int[Array, " B"]
+    prompt: SharedPrompt | None
+    capacity: int = field(metadata={"static": True})
+    windows: tuple[int | None, ...] = field(metadata={"static": True})
+    chunk_size: int = field(default=1, metadata={"static": True})
+    is_ordered: bool = field(default=False, metadata={"static": True})
 
-    @property
-    def capacity(self) -> int:
-        """Number of tokens a row can hold (S)."""
-        return self.keys[0].shape[1]
-
-    def repeat(self, group_size: int) -> "KVCache":
-        """Every row group_size times in a row: row b becomes rows b * G .. b * G + G - 1.
+    @classmethod
+    def empty(
+        cls, num_rows: int, capacity: int, config: DecoderConfig, dtype: DTypeLike, chunk_size: int = 1
+    ) -> "KVCache":
+        """A cache of rows that have read nothing.
 
         Raises:
-          ValueError: group_size < 1.
+          ValueError: num_rows, capacity or chunk_size below 1.
         """
-        if group_size < 1:
-            raise ValueError(f"group_size must be an integer >= 1, got {group_size}")
-        return jax.tree.map(lambda leaf: jnp.repeat(leaf, group_size, axis=0), self)
+        for name, value in (("num_rows", num_rows), ("capacity", capacity), ("chunk_size", chunk_size)):
+            _check_count(name, value)
+        windows = tuple(config.window_of(layer) for layer in range(config.num_layers))
+        empty = cls((), (), jnp.zeros(num_rows, jnp.int32), None, capacity, windows, chunk_size, config.fixed_order)
+        heads = (config.num_kv_heads, config.head_dim)
 
-    def write(self, layer: int, keys: Float[Array, "B K Hd"], values: Float[Array, "B K Hd"]) -> "KVCache":
-        """The cache with one token's keys and values at each row's own length; a full row is left as it is."""
+        def slots() -> tuple[Array, ...]:
+            return tuple(jnp.zeros((num_rows, empty.num_slots(n), *heads), dtype) for n in range(config.num_layers))
+
+        return replace(empty, keys=slots(), values=slots())
+
+    def num_slots(self, layer: int) -> int:
+        """Tokens of a row that a layer keeps, shared ones not counted."""
+        window = self.windows[layer]
+        if window is None or self.is_ordered:
+            return self.capacity
+        return min(self.capacity, window + self.chunk_size - 1)
+
+    @property
+    def starts(self) -> Int[Array, " B"]:
+        """Position of each row's first own token."""
+        if self.prompt is None:
+            return jnp.zeros_like(self.lengths)
+        return jnp.repeat(self.prompt.lengths, self.lengths.shape[0] // self.prompt.lengths.shape[0])
+
+    @property
+    def is_full(self) -> Array:
+        """Rows that can read no further token, bool [B]."""
+        return self.lengths - self.starts >= self.capacity
+
+    def repeat(self, group_size: int, *, capacity: int) -> "KVCache":
+        """Every row group_size times in a row: row b becomes rows b G .. b G + G - 1, with room for further tokens.
+
+        What the rows hold so far is kept once for each group.
+
+        Args:
+          group_size: copies of each row, G.
+          capacity: further tokens of each copy.
+
+        Raises:
+          ValueError: group_size or capacity below 1, or rows that share a prompt already.
+        """
+        _check_count("group_size", group_size)
+        _check_count("capacity", capacity)
+        if self.prompt is not None:
+            raise ValueError("the rows of this cache share a prompt already; a cache is repeated once")
+        lengths = jnp.repeat(self.lengths, group_size)
+        if self.is_ordered:
+            keys, values = (_copied(slots, group_size, capacity) for slots in (self.keys, self.values))
+            return replace(self, keys=keys, values=values, lengths=lengths, capacity=self.capacity + capacity)
+        keys, values = (tuple(leaf.swapaxes(1, 2) for leaf in slots) for slots in (self.keys, self.values))
+        shared = SharedPrompt(keys, values, self.lengths)
+        roomy = replace(self, capacity=capacity)
+
+        def slots(leaves: tuple[Array, ...]) -> tuple[Array, ...]:
+            shapes = [(lengths.shape[0], roomy.num_slots(n), *leaf.shape[2:]) for n, leaf in enumerate(leaves)]
+            return tuple(jnp.zeros(shape, leaf.dtype) for shape, leaf in zip(shapes, leaves, strict=True))
+
+        return replace(roomy, keys=slots(self.keys), values=slots(self.values), lengths=lengths, prompt=shared)
+
+    def fill(
+        self, layer: int, keys: Float[Array, "B T K Hd"], values: Float[Array, "B T K Hd"], lengths: Int[Array, " B"]
+    ) -> "KVCache":
+        """An empty cache with the first tokens of right-padded rows in a layer; `lengths` of the cache stay."""
+        num_slots = self.num_slots(layer)
+
+        def laid(tokens: Float[Array, "B T K Hd"]) -> Float[Array, "B S K Hd"]:
+            if tokens.shape[1] <= num_slots:
+                return jnp.pad(tokens, ((0, 0), (0, num_slots - tokens.shape[1]), (0, 0), (0, 0)))
+            tokens_of_slots = jnp.maximum(_tokens_of_slots(lengths, num_slots), 0)
+            return jnp.take_along_axis(tokens, tokens_of_slots[:, :, None, None], axis=1)
+
+        return self._with_layer(layer, laid(keys), laid(values))
+
+    def write(
+        self, layer: int, keys: Float[Array, "B C K Hd"], values: Float[Array, "B C K Hd"], counts: Int[Array, " B"]
+    ) -> "KVCache":
+        """The cache with the next counts[b] tokens of each row in a layer; what is past the capacity is dropped."""
+        num_slots = self.num_slots(layer)
+        places = jnp.arange(keys.shape[1], dtype=jnp.int32)[None]
+        tokens = (self.lengths - self.starts)[:, None] + places
+        is_written = (places < counts[:, None]) & (tokens < self.capacity)
+        # Past the last slot: dropped. The default would clamp a full row's write onto its last token.
+        slots = jnp.where(is_written, tokens % num_slots, num_slots)
+        put = jax.vmap(lambda row, index, new: row.at[index].set(new, mode="drop"))
+        return self._with_layer(layer, put(self.keys[layer], slots, keys), put(self.values[layer], slots, values))
+
+    def advance(self, counts: Int[Array, " B"]) -> "KVCache":
+        """The cache after every layer wrote: rows are longer by their counts, up to the capacity."""
+        return replace(self, lengths=jnp.minimum(self.lengths + counts, self.starts + self.capacity))
+
+    def positions(self, layer: int, lengths: Int[Array, " B"]) -> Int[Array, "B S"]:
+        """Position of the token in each own slot of a layer once rows have these lengths; below 0 where it is empty."""
+        starts = self.starts
+        tokens = _tokens_of_slots(lengths - starts, self.num_slots(layer))
+        return jnp.where(tokens >= 0, starts[:, None] + tokens, -1)
+
+    def prompt_positions(self, layer: int) -> Int[Array, "B S"]:
+        """The same of the shared slots, for each row; there must be some."""
+        assert self.prompt is not None
+        lengths = self.prompt.lengths
+        tokens = _tokens_of_slots(lengths, self.prompt.keys[layer].shape[2])
+        return jnp.repeat(tokens, self.lengths.shape[0] // lengths.shape[0], axis=0)
+
+    def _with_layer(self, layer: int, keys: Array, values: Array) -> "KVCache":
         new_keys, new_values = list(self.keys), list(self.values)
-        new_keys[layer] = self._put(self.keys[layer], keys)
-        new_values[layer] = self._put(self.values[layer], values)
+        new_keys[layer], new_values[layer] = keys, values
         return replace(self, keys=tuple(new_keys), values=tuple(new_values))
 
-    def advance(self) -> "KVCache":
-        """The cache after every layer wrote its token: lengths grow by one, and stop at the capacity."""
-        return replace(self, lengths=jnp.minimum(self.lengths + 1, self.capacity))
 
-    def _put(self, slots: Float[Array, "B S K Hd"], token: Float[Array, "B K Hd"]) -> Float[Array, "B S K Hd"]:
-        rows = jnp.arange(slots.shape[0])
-        # "drop": the default would clamp a full row's write onto its last token.
-        return slots.at[rows, self.lengths].set(token, mode="drop", unique_indices=True, indices_are_sorted=True)
+def _tokens_of_slots(counts: Int[Array, " B"], num_slots: int) -> Int[Array, "B S"]:
+    """Index of the token in each slot after counts[b] tokens; negative in slots that hold none."""
+    last = counts[:, None] - 1
+    return last - (last - jnp.arange(num_slots, dtype=jnp.int32)[None]) % num_slots
+
+
+def _copied(slots: tuple[Array, ...], group_size: int, capacity: int) -> tuple[Array, ...]:
+    widths = ((0, 0), (0, capacity), (0, 0), (0, 0))
+    return tuple(jnp.pad(jnp.repeat(leaf, group_size, axis=0), widths) for leaf in slots)
+
+
+def _check_count(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} must be an integer >= 1, got {value}")

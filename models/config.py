@@ -1,16 +1,15 @@
-"""The shape of a decoder as plain values, and how hub configuration files are read into it.
+"""The shape of a decoder as plain values; hub files are read into it by `hub_config`, GGUF files by `gguf`.
 
-Only full causal attention is described: sliding windows, mixtures of experts and soft caps are refused by name.
+Dense, causal, text only: mixtures of experts and vision towers are not described.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
-MODEL_TYPES = ("llama", "qwen2", "qwen3")
-ROPE_TYPES = ("default", "llama3")
-ACTIVATIONS = ("silu",)
+Activation = Literal["silu", "gelu_tanh"]
+AttentionName = Literal["auto", "xla", "cudnn", "tokamax"]
+COMPUTE_DTYPES = (None, "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,61 @@ class Llama3RopeScaling:
 
     def __post_init__(self) -> None:
         """Refuse values for which the interpolation is undefined."""
-        _require(self.factor >= 1.0, "factor", self.factor, ">= 1")
-        _require(self.low_freq_factor > 0, "low_freq_factor", self.low_freq_factor, "> 0")
+        require(self.factor >= 1.0, "factor", self.factor, ">= 1")
+        require(self.low_freq_factor > 0, "low_freq_factor", self.low_freq_factor, "> 0")
         allowed = f"> low_freq_factor={self.low_freq_factor}"
-        _require(self.high_freq_factor > self.low_freq_factor, "high_freq_factor", self.high_freq_factor, allowed)
-        _require_count("original_max_length", self.original_max_length)
+        require(self.high_freq_factor > self.low_freq_factor, "high_freq_factor", self.high_freq_factor, allowed)
+        require_count("original_max_length", self.original_max_length)
+
+
+@dataclass(frozen=True)
+class LinearRopeScaling:
+    """Every rotary frequency divided by one factor (Gemma 3 from 4B on).
+
+    Attributes:
+      factor: >= 1.
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        """Refuse factors that would shorten the context."""
+        require(self.factor >= 1.0, "factor", self.factor, ">= 1")
+
+
+RopeScaling = Llama3RopeScaling | LinearRopeScaling
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters of some projections: W becomes W + alpha / rank * B A.
+
+    Attributes:
+      rank: rows of A and columns of B, r.
+      alpha: scale of the adapters, > 0.
+      targets: projections that have one, among `PROJECTIONS`.
+
+    Source: Hu et al., arXiv 2106.09685, section 4.1.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] = ("query", "key", "value", "output", "gate", "up", "down")
+
+    def __post_init__(self) -> None:
+        """Refuse what no adapter can be built from."""
+        require_count("rank", self.rank)
+        require(0 < self.alpha < math.inf, "alpha", self.alpha, "finite and > 0")
+        unknown = [name for name in self.targets if name not in PROJECTIONS]
+        require(bool(self.targets) and not unknown, "targets", self.targets, f"one or more of {PROJECTIONS}")
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by."""
+        return self.alpha / self.rank
+
+
+PROJECTIONS = ("query", "key", "value", "output", "gate", "up", "down")
 
 
 @dataclass(frozen=True)
@@ -49,18 +98,33 @@ class DecoderConfig:
       num_heads: query heads (H), a multiple of num_kv_heads.
       num_kv_heads: key and value heads (K).
       head_dim: size of one head, even; num_heads * head_dim may differ from width.
-      mlp_width: hidden size of the SwiGLU block.
+      mlp_width: hidden size of the gated MLP.
       rope_theta: base of the rotary wavelengths.
-      rope_scaling: None, or Llama 3.1's stretch.
+      rope_scaling: None, or a stretch of the wavelengths.
       norm_eps: added to the mean square in every RMS norm.
       tie_embeddings: the head is the embedding.
       attention_bias: query, key and value projections have biases (Qwen 2); the output projection never has one.
-      qk_norm: queries and keys are normalised per head before rotation (Qwen 3).
+      qk_norm: queries and keys are normalised per head before rotation (Qwen 3, Gemma 3).
       max_length: longest context the weights were trained for, in tokens.
       remat: recompute each layer in the backward pass of teacher forcing instead of storing it.
       fixed_order: write out the order of the sums that decoding and teacher forcing would otherwise round differently.
         A learner then meets the sampler's log-probabilities to about an ulp, at the cost of memory in the attention
-        (see `layers.ordered_attention`): for small models.
+        (see `attention.ordered_attention`): for small models.
+      activation: of the gated MLP.
+      sliding_window: tokens a windowed layer sees, its own included; None: all.
+      full_layers: indices of the layers that see all tokens in spite of `sliding_window` (Gemma 3).
+      local_rope_theta: rotary base of windowed layers, unscaled; None: as the others.
+      unrotated_layers: indices of layers without rotary positions (SmolLM 3).
+      attention_scale: queries times keys are multiplied by it; None: head_dim ** -0.5.
+      attention_softcap: scores s become cap * tanh(s / cap); None: as they are.
+      logit_softcap: the same for the logits.
+      norm_plus_one: norms multiply by 1 + weight (Gemma).
+      post_norms: attention and MLP are normalised again before they are added to the residual stream (Gemma 3).
+      scale_embedding: embeddings are multiplied by sqrt(width) (Gemma).
+      compute_dtype: weights are cast to it where they are used; None: computation in the weights' dtype. Training in
+        bfloat16 keeps float32 weights this way.
+      attention: which implementation attends to many tokens at once (see `attention.attend`).
+      lora: adapters, None for none.
     """
 
     vocab_size: int
@@ -71,7 +135,7 @@ class DecoderConfig:
     head_dim: int
     mlp_width: int
     rope_theta: float
-    rope_scaling: Llama3RopeScaling | None
+    rope_scaling: RopeScaling | None
     norm_eps: float
     tie_embeddings: bool
     attention_bias: bool = False
@@ -79,113 +143,69 @@ class DecoderConfig:
     max_length: int = 2048
     remat: bool = False
     fixed_order: bool = False
+    activation: Activation = "silu"
+    sliding_window: int | None = None
+    full_layers: tuple[int, ...] = ()
+    local_rope_theta: float | None = None
+    unrotated_layers: tuple[int, ...] = ()
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    norm_plus_one: bool = False
+    post_norms: bool = False
+    scale_embedding: bool = False
+    compute_dtype: str | None = None
+    attention: AttentionName = "auto"
+    lora: LoraConfig | None = None
 
     def __post_init__(self) -> None:
         """Refuse values no decoder can be built from."""
         for name in ("vocab_size", "num_layers", "width", "num_heads", "num_kv_heads", "head_dim", "mlp_width"):
-            _require_count(name, getattr(self, name))
-        _require_count("max_length", self.max_length)
+            require_count(name, getattr(self, name))
+        require_count("max_length", self.max_length)
         allowed = f"a multiple of num_kv_heads={self.num_kv_heads}"
-        _require(self.num_heads % self.num_kv_heads == 0, "num_heads", self.num_heads, allowed)
-        _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "even: rotary turns pairs")
-        _require(0 < self.rope_theta < math.inf, "rope_theta", self.rope_theta, "finite and > 0")
-        _require(0 < self.norm_eps < 1, "norm_eps", self.norm_eps, "in (0, 1)")
+        require(self.num_heads % self.num_kv_heads == 0, "num_heads", self.num_heads, allowed)
+        require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "even: rotary turns pairs")
+        require(0 < self.norm_eps < 1, "norm_eps", self.norm_eps, "in (0, 1)")
+        require(0 < self.rope_theta < math.inf, "rope_theta", self.rope_theta, "finite and > 0")
+        for name in ("local_rope_theta", "attention_scale", "attention_softcap", "logit_softcap"):
+            value = getattr(self, name)
+            require(value is None or 0 < value < math.inf, name, value, "finite and > 0, or None")
+        if self.sliding_window is not None:
+            require_count("sliding_window", self.sliding_window)
+        for name in ("full_layers", "unrotated_layers"):
+            value = getattr(self, name)
+            inside = all(0 <= index < self.num_layers for index in value)
+            require(inside, name, value, f"indices below num_layers={self.num_layers}")
+        for name, choices in (("activation", get_args(Activation)), ("attention", get_args(AttentionName))):
+            require(getattr(self, name) in choices, name, getattr(self, name), f"one of {choices}")
+        require(self.compute_dtype in COMPUTE_DTYPES, "compute_dtype", self.compute_dtype, f"one of {COMPUTE_DTYPES}")
 
-    @classmethod
-    def from_hf(cls, hf: Mapping[str, Any]) -> "DecoderConfig":
-        """The configuration that a hub `config.json` describes, in the style of transformers 4 or 5.
+    def window_of(self, layer: int) -> int | None:
+        """Tokens that a layer sees, its own included; None: all."""
+        return None if layer in self.full_layers else self.sliding_window
 
-        Raises:
-          ValueError: a field is missing, or asks for something this decoder does not compute.
-        """
-        model_type = hf.get("model_type")
-        _require(model_type in MODEL_TYPES, "model_type", model_type, f"one of {MODEL_TYPES}")
-        _refuse_unsupported(hf)
-        rope = _rope_settings(hf)
-        num_heads, width = _count(hf, "num_attention_heads"), _count(hf, "hidden_size")
-        return cls(
-            vocab_size=_field(hf, "vocab_size"),
-            num_layers=_field(hf, "num_hidden_layers"),
-            width=width,
-            num_heads=num_heads,
-            num_kv_heads=_optional(hf, "num_key_value_heads", num_heads),
-            head_dim=_optional(hf, "head_dim", width // num_heads),
-            mlp_width=_field(hf, "intermediate_size"),
-            rope_theta=_number(rope, "rope_theta"),
-            rope_scaling=_rope_scaling(rope),
-            norm_eps=_number(hf, "rms_norm_eps"),
-            tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
-            attention_bias=model_type == "qwen2",
-            qk_norm=model_type == "qwen3",
-            max_length=_field(hf, "max_position_embeddings"),
-        )
+    def theta_of(self, layer: int) -> tuple[float, RopeScaling | None] | None:
+        """Rotary base and stretch of a layer; None where it has no rotary positions."""
+        if layer in self.unrotated_layers:
+            return None
+        if self.local_rope_theta is not None and self.window_of(layer) is not None:
+            return self.local_rope_theta, None
+        return self.rope_theta, self.rope_scaling
 
-
-def _rope_settings(hf: Mapping[str, Any]) -> dict[str, Any]:
-    # transformers 5 gathers in `rope_parameters` what transformers 4 spread over the top level and `rope_scaling`.
-    gathered = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
-    _require(isinstance(gathered, Mapping), "rope_parameters", gathered, "an object")
-    return {name: hf.get(name) for name in ("rope_theta", "partial_rotary_factor")} | dict(gathered)
+    @property
+    def score_scale(self) -> float:
+        """What queries times keys are multiplied by."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
 
-def _rope_scaling(rope: Mapping[str, Any]) -> Llama3RopeScaling | None:
-    # Files older than transformers 4.43 write `type`.
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    _require(rope_type in ROPE_TYPES, "rope_type", rope_type, f"one of {ROPE_TYPES}")
-    partial = rope.get("partial_rotary_factor") or 1.0
-    _require(partial == 1.0, "partial_rotary_factor", partial, "1.0")
-    if rope_type == "default":
-        return None
-    return Llama3RopeScaling(
-        factor=_number(rope, "factor"),
-        low_freq_factor=_number(rope, "low_freq_factor"),
-        high_freq_factor=_number(rope, "high_freq_factor"),
-        original_max_length=_field(rope, "original_max_position_embeddings"),
-    )
-
-
-def _refuse_unsupported(hf: Mapping[str, Any]) -> None:
-    activation = hf.get("hidden_act", "silu")
-    _require(activation in ACTIVATIONS, "hidden_act", activation, f"one of {ACTIVATIONS}")
-    layer_types = hf.get("layer_types") or ()
-    windowed = sorted(set(layer_types) - {"full_attention"})
-    _require(not windowed, "layer_types", windowed, "only 'full_attention'")
-    # Qwen files carry a window size that `use_sliding_window: false` switches off.
-    if hf.get("use_sliding_window", hf["model_type"] == "llama"):
-        _require(hf.get("sliding_window") is None, "sliding_window", hf.get("sliding_window"), "null")
-    _require(not hf.get("mlp_bias"), "mlp_bias", hf.get("mlp_bias"), "false")
-    if hf["model_type"] != "qwen2":
-        _require(not hf.get("attention_bias"), "attention_bias", hf.get("attention_bias"), "false, except in qwen2")
-
-
-def _field(hf: Mapping[str, Any], name: str) -> Any:
-    if hf.get(name) is None:
-        raise ValueError(f"the model configuration has no {name!r}; it has {sorted(hf)}")
-    return hf[name]
-
-
-def _count(hf: Mapping[str, Any], name: str) -> int:
-    value = _field(hf, name)
-    _require_count(name, value)
-    return value
-
-
-def _number(hf: Mapping[str, Any], name: str) -> float:
-    value = _field(hf, name)
-    _require(isinstance(value, int | float) and not isinstance(value, bool), name, value, "a number")
-    return float(value)
-
-
-def _optional(hf: Mapping[str, Any], name: str, default: int) -> Any:
-    # An explicit null means "absent" in hub files.
-    return default if hf.get(name) is None else hf[name]
-
-
-def _require_count(name: str, value: Any) -> None:
+def require_count(name: str, value: Any) -> None:
+    """A ValueError unless the value is an integer of at least 1."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    _require(is_count, name, value, "an integer >= 1")
+    require(is_count, name, value, "an integer >= 1")
 
 
-def _require(condition: bool, name: str, value: Any, allowed: str) -> None:
+def require(condition: bool, name: str, value: Any, allowed: str) -> None:
+    """A ValueError that names a field, its value and what is allowed, unless the condition holds."""
     if not condition:
         raise ValueError(f"{name}={value!r} is not supported, allowed: {allowed}")

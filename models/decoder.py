@@ -1,98 +1,39 @@
 """A decoder-only transformer: teacher forcing for learners, prefill and decode for samplers.
 
 The module is its own parameter pytree: every leaf is a float array, so it goes straight into jit, grad and Optax.
-Nothing here knows about tokens' text, sampling or devices.
+Nothing here knows about tokens' text or sampling.
 """
+
+import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
+from models.attend import attend, attend_cache
+from models.block import Layer, Rotary, norm_weight, normal, normed, used
 from models.cache import KVCache
 from models.config import DecoderConfig
-from models.layers import (
-    attention,
-    head_logits,
-    linear,
-    ordered_attention,
-    rms_norm,
-    rotary_table,
-    rotate,
-    stored_rotary_table,
-    swiglu,
-    token_attention,
-)
-
-INIT_STD = 0.02  # GPT-2's, and the hub models' `initializer_range`
-
-Rotary = tuple[Float[Array, "*B P"], Float[Array, "*B P"]]
-
-
-class Layer(nnx.Module):
-    """Parameters of one block, and the parts of its formula that do not depend on where keys come from."""
-
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32):
-        """Random weights: normal(0.02), those that write to the residual stream / sqrt(2 num_layers); norms at 1."""
-        width, head_dim, mlp_width = config.width, config.head_dim, config.mlp_width
-        query_width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
-        residual_std = INIT_STD / (2 * config.num_layers) ** 0.5
-        self.config = config
-        self.attention_norm = _ones(width, dtype)
-        self.query = _normal(rngs, (query_width, width), dtype)
-        self.key = _normal(rngs, (kv_width, width), dtype)
-        self.value = _normal(rngs, (kv_width, width), dtype)
-        self.output = _normal(rngs, (width, query_width), dtype, residual_std)
-        self.mlp_norm = _ones(width, dtype)
-        self.gate = _normal(rngs, (mlp_width, width), dtype)
-        self.up = _normal(rngs, (mlp_width, width), dtype)
-        self.down = _normal(rngs, (width, mlp_width), dtype, residual_std)
-        if config.attention_bias:
-            self.query_bias = nnx.Param(jnp.zeros(query_width, dtype))
-            self.key_bias = nnx.Param(jnp.zeros(kv_width, dtype))
-            self.value_bias = nnx.Param(jnp.zeros(kv_width, dtype))
-        if config.qk_norm:
-            self.query_norm = _ones(head_dim, dtype)
-            self.key_norm = _ones(head_dim, dtype)
-
-    def norm(self, x: Float[Array, "*B N"], scale: nnx.Param) -> Float[Array, "*B N"]:
-        """RMS norm with this decoder's epsilon and order of summation."""
-        return rms_norm(x, scale[...], self.config.norm_eps, self.config.fixed_order)
-
-    def project(
-        self, hidden: Float[Array, "*B D"], rotary: Rotary
-    ) -> tuple[Float[Array, "*B H Hd"], Float[Array, "*B K Hd"], Float[Array, "*B K Hd"]]:
-        """Rotated queries and keys, and values, of the normalised residual stream."""
-        x = self.norm(hidden, self.attention_norm)
-        bias = self.config.attention_bias
-        queries = _heads(linear(x, self.query[...], self.query_bias[...] if bias else None), self.config.head_dim)
-        keys = _heads(linear(x, self.key[...], self.key_bias[...] if bias else None), self.config.head_dim)
-        values = _heads(linear(x, self.value[...], self.value_bias[...] if bias else None), self.config.head_dim)
-        if self.config.qk_norm:
-            queries = self.norm(queries, self.query_norm)
-            keys = self.norm(keys, self.key_norm)
-        fixed_order = self.config.fixed_order
-        return rotate(queries, *rotary, fixed_order), rotate(keys, *rotary, fixed_order), values
-
-    def finish(self, hidden: Float[Array, "*B D"], mixed: Float[Array, "*B H Hd"]) -> Float[Array, "*B D"]:
-        """The residual stream after adding the attention's output and then the MLP's."""
-        hidden = hidden + linear(mixed.reshape(*mixed.shape[:-2], -1), self.output[...])
-        x = self.norm(hidden, self.mlp_norm)
-        return hidden + swiglu(x, self.gate[...], self.up[...], self.down[...])
+from models.layers import head_logits, rotary_table, soft_cap, stored_rotary_table
+from models.sharding import MeshRules
 
 
 class Decoder(nnx.Module):
-    """A causal language model over full attention; see `DecoderConfig` for the families it covers."""
+    """A causal language model; see `DecoderConfig` for what it can compute, and `MeshRules` for meshes."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32):
-        """Random weights for training from scratch; all computation happens in the weights' dtype."""
+        """Random weights for training from scratch; computation is in `config.compute_dtype`, or the weights' dtype."""
         self.config = config
-        self.embedding = _normal(rngs, (config.vocab_size, config.width), dtype)
+        self.rules: MeshRules | None = None
+        self.embedding = normal(rngs, (config.vocab_size, config.width), dtype)
         self.layers = nnx.List([Layer(config, rngs=rngs, dtype=dtype) for _ in range(config.num_layers)])
-        self.final_norm = _ones(config.width, dtype)
+        self.final_norm = norm_weight(config, config.width, dtype)
         if not config.tie_embeddings:
-            self.lm_head = _normal(rngs, (config.vocab_size, config.width), dtype)
+            self.lm_head = normal(rngs, (config.vocab_size, config.width), dtype)
 
     @property
     def vocab_size(self) -> int:
@@ -106,8 +47,18 @@ class Decoder(nnx.Module):
 
     @property
     def head(self) -> Float[Array, "V D"]:
-        """One row per token; hidden . head[v] is token v's logit."""
-        return self.embedding[...] if self.config.tie_embeddings else self.lm_head[...]
+        """One row per token: hidden . head[v] is token v's logit, before a soft-cap; in the dtype of computation."""
+        return self._weight("embedding" if self.config.tie_embeddings else "lm_head")
+
+    @property
+    def logit_softcap(self) -> float | None:
+        """The soft-cap of the logits; None for none."""
+        return self.config.logit_softcap
+
+    @property
+    def logits_sharding(self) -> NamedSharding | None:
+        """How the logits [B, V] are cut on the decoder's mesh; None on one device."""
+        return None if self.rules is None else self.rules.logits(self.vocab_size)
 
     def hidden(self, token_ids: Int[Array, "B T"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T D"]:
         """Final hidden states after the last norm, under teacher forcing.
@@ -117,35 +68,42 @@ class Decoder(nnx.Module):
           lengths: tokens of each row, in [0, T]; cells past them are read as token 0, so that no junk there reaches
             any number. Without lengths every cell is read; causality keeps later cells out of earlier ones.
         """
-        hidden, rotary, visible_mask = self._start(token_ids, lengths)
-        for layer in self.layers:
-            run = jax.checkpoint(_forward) if self.config.remat else _forward
-            hidden, _, _ = run(layer, hidden, rotary, visible_mask)
+        hidden, rotaries = self._start(token_ids, lengths)
+        for index, layer in enumerate(self.layers):
+            run = functools.partial(_forward, index=index)
+            hidden, _, _ = (jax.checkpoint(run) if self.config.remat else run)(layer, hidden, rotaries[index])
         return self._final(hidden)
 
     def logits(self, token_ids: Int[Array, "B T"], lengths: Int[Array, " B"] | None = None) -> Float[Array, "B T V"]:
         """float32 logits of the token after each cell; arguments as in `hidden`."""
-        return head_logits(self.hidden(token_ids, lengths), self.head)
+        return self._logits(self.hidden(token_ids, lengths))
 
-    def prefill(self, token_ids: Int[Array, "P S"], lengths: Int[Array, " P"], *, capacity: int) -> KVCache:
+    def prefill(
+        self, token_ids: Int[Array, "P S"], lengths: Int[Array, " P"], *, capacity: int, chunk_size: int | None = None
+    ) -> KVCache:
         """A cache that holds the first lengths[p] tokens of each right-padded row; no logits are computed.
 
         Args:
           token_ids: prompts; cells past a row's length are never read.
           lengths: tokens to hold, in [0, S].
           capacity: slots per row, >= S.
+          chunk_size: places read at once, which bounds the memory of long prompts; None: all of them.
+
         Raises:
-          ValueError: capacity < S.
+          ValueError: capacity < S, or a chunk_size below 1.
         """
-        if capacity < token_ids.shape[1]:
-            raise ValueError(f"capacity must be >= the {token_ids.shape[1]} columns of token_ids, got {capacity}")
-        hidden, rotary, visible_mask = self._start(token_ids, lengths)
-        keys, values = [], []
-        for layer in self.layers:
-            hidden, layer_keys, layer_values = _forward(layer, hidden, rotary, visible_mask)
-            keys.append(_pad_slots(layer_keys, capacity))
-            values.append(_pad_slots(layer_values, capacity))
-        return KVCache(tuple(keys), tuple(values), lengths.astype(jnp.int32))
+        num_rows, num_tokens = token_ids.shape
+        if capacity < num_tokens:
+            raise ValueError(f"capacity must be >= the {num_tokens} columns of token_ids, got {capacity}")
+        dtype = self.final_norm.dtype if self.config.compute_dtype is None else self.config.compute_dtype
+        cache = KVCache.empty(num_rows, capacity, self.config, dtype, chunk_size or 1)
+        if chunk_size is not None and chunk_size < num_tokens:
+            return self._prefill_chunks(token_ids, lengths.astype(jnp.int32), cache)
+        hidden, rotaries = self._start(token_ids, lengths)
+        for index, layer in enumerate(self.layers):
+            hidden, keys, values = _forward(layer, hidden, rotaries[index], index=index)
+            cache = cache.fill(index, keys, values, lengths)
+        return replace(cache, lengths=lengths.astype(jnp.int32))
 
     def decode(self, token_ids: Int[Array, " B"], cache: KVCache) -> tuple[Float[Array, "B V"], KVCache]:
         """float32 logits after one more token per row, and the cache that holds it.
@@ -156,68 +114,95 @@ class Decoder(nnx.Module):
           token_ids: the token at position cache.lengths[b] of row b.
           cache: the tokens before it.
         """
-        rotary = self._rotary(cache.lengths)
-        visible_mask = jnp.arange(cache.capacity)[None] <= cache.lengths[:, None]
-        hidden = self._embed(token_ids)
+        hidden, cache = self.extend(token_ids[:, None], jnp.ones_like(cache.lengths), cache)
+        return self._logits(hidden[:, 0]), cache
+
+    def extend(
+        self, token_ids: Int[Array, "B C"], counts: Int[Array, " B"], cache: KVCache
+    ) -> tuple[Float[Array, "B C D"], KVCache]:
+        """Final hidden states of up to C more tokens per row, and the cache that holds them.
+
+        Args:
+          token_ids: the tokens at positions cache.lengths[b] and on of row b, right-padded.
+          counts: tokens of each row, in [0, C]; those past the row's capacity are dropped, and states past the count
+            mean nothing.
+          cache: the tokens before them.
+
+        Raises:
+          ValueError: C exceeds the cache's chunk_size, and a layer's window has no slots for it.
+        """
+        num_tokens = token_ids.shape[1]
+        is_narrow = any(cache.num_slots(index) < cache.capacity for index in range(self.config.num_layers))
+        if num_tokens > cache.chunk_size and is_narrow:
+            raise ValueError(
+                f"at most chunk_size={cache.chunk_size} tokens go into this cache at once, got {num_tokens}"
+            )
+        places = jnp.arange(num_tokens, dtype=jnp.int32)[None]
+        positions = cache.lengths[:, None] + places
+        # A full row's next position may lie past every table.
+        rotaries = self._rotaries(jnp.minimum(positions, self.max_length - 1))
+        hidden = self._embed(jnp.where(places < counts[:, None], token_ids, 0))
+        after = cache.advance(counts)
         for index, layer in enumerate(self.layers):
-            queries, keys, values = layer.project(hidden, rotary)
-            cache = cache.write(index, keys, values)
-            if self.config.fixed_order:
-                row = (queries[:, None], cache.keys[index], cache.values[index], visible_mask[:, None])
-                mixed = ordered_attention(*row)[:, 0]
-            else:
-                mixed = token_attention(queries, cache.keys[index], cache.values[index], visible_mask)
-            hidden = layer.finish(hidden, mixed)
-        hidden = self._final(hidden)
-        return head_logits(hidden, self.head), cache.advance()
+            queries, keys, values = layer.project(hidden, rotaries[index])
+            cache = cache.write(index, keys, values, counts)
+            hidden = layer.finish(hidden, attend_cache(queries, cache, index, positions, after.lengths, self.config))
+        return self._final(hidden), replace(cache, lengths=after.lengths)
+
+    def _prefill_chunks(self, token_ids: Int[Array, "P S"], lengths: Int[Array, " P"], cache: KVCache) -> KVCache:
+        size = cache.chunk_size
+        num_chunks = -(-token_ids.shape[1] // size)
+        padded = jnp.pad(token_ids, ((0, 0), (0, num_chunks * size - token_ids.shape[1])))
+
+        def read(chunk: Int[Array, ""], cache: KVCache) -> KVCache:
+            tokens = jax.lax.dynamic_slice_in_dim(padded, chunk * size, size, axis=1)
+            return self.extend(tokens, jnp.clip(lengths - chunk * size, 0, size), cache)[1]
+
+        # As many chunks as the longest row has.
+        return jax.lax.fori_loop(0, (lengths.max() + size - 1) // size, read, cache)
 
     def _start(
         self, token_ids: Int[Array, "B T"], lengths: Int[Array, " B"] | None
-    ) -> tuple[Float[Array, "B T D"], Rotary, Bool[Array, "B T T"]]:
-        token_ids = _blank_padding(token_ids, lengths)
-        num_rows, num_tokens = token_ids.shape
-        positions = jnp.broadcast_to(jnp.arange(num_tokens), token_ids.shape)
-        causal_mask = jnp.broadcast_to(jnp.tri(num_tokens, dtype=bool), (num_rows, num_tokens, num_tokens))
-        return self._embed(token_ids), self._rotary(positions), causal_mask
+    ) -> tuple[Float[Array, "B T D"], list[Rotary | None]]:
+        places = jnp.arange(token_ids.shape[1], dtype=jnp.int32)[None]
+        if lengths is not None:
+            token_ids = jnp.where(places < lengths[:, None], token_ids, 0)
+        return self._embed(token_ids), self._rotaries(jnp.broadcast_to(places, token_ids.shape))
+
+    def _weight(self, name: str) -> Array:
+        return used(getattr(self, name)[...], name, self.config, self.rules)
 
     def _final(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-        return rms_norm(hidden, self.final_norm[...], self.config.norm_eps, self.config.fixed_order)
+        return normed(hidden, self._weight("final_norm"), self.config)
+
+    def _logits(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
+        logits = soft_cap(head_logits(hidden, self.head), self.config.logit_softcap)
+        if self.rules is None:
+            return logits
+        return self.rules.constrain(logits, "batch", *(None,) * (logits.ndim - 2), "vocab")
 
     def _embed(self, token_ids: Int[Array, "*B"]) -> Float[Array, "*B D"]:
-        return self.embedding[...][token_ids]
+        hidden = self._weight("embedding")[token_ids]
+        if self.config.scale_embedding:
+            # Rounded to the dtype first, as the weights were trained.
+            hidden = hidden * jnp.asarray(self.config.width**0.5, hidden.dtype)
+        return hidden if self.rules is None else self.rules.constrain(hidden, "batch")
 
-    def _rotary(self, positions: Int[Array, "*B"]) -> Rotary:
-        config = self.config
-        shape = (positions, config.head_dim, config.rope_theta, config.rope_scaling)
-        return stored_rotary_table(*shape, config.max_length) if config.fixed_order else rotary_table(*shape)
+    def _rotaries(self, positions: Int[Array, "*B"]) -> list[Rotary | None]:
+        """Of each layer; layers with the same wavelengths share theirs."""
+        kinds = [self.config.theta_of(index) for index in range(self.config.num_layers)]
+        tables: dict = {None: None}
+        for kind in dict.fromkeys(kind for kind in kinds if kind is not None):
+            shape = (positions, self.config.head_dim, *kind)
+            stored = self.config.fixed_order
+            tables[kind] = stored_rotary_table(*shape, self.max_length) if stored else rotary_table(*shape)
+        return [tables[kind] for kind in kinds]
 
 
 def _forward(
-    layer: Layer, hidden: Float[Array, "B T D"], rotary: Rotary, visible_mask: Bool[Array, "B T T"]
+    layer: Layer, hidden: Float[Array, "B T D"], rotary: Rotary | None, *, index: int
 ) -> tuple[Float[Array, "B T D"], Float[Array, "B T K Hd"], Float[Array, "B T K Hd"]]:
+    config = layer.config
     queries, keys, values = layer.project(hidden, rotary)
-    attend = ordered_attention if layer.config.fixed_order else attention
-    return layer.finish(hidden, attend(queries, keys, values, visible_mask)), keys, values
-
-
-def _blank_padding(token_ids: Int[Array, "B T"], lengths: Int[Array, " B"] | None) -> Int[Array, "B T"]:
-    if lengths is None:
-        return token_ids
-    is_token = jnp.arange(token_ids.shape[1])[None] < lengths[:, None]
-    return jnp.where(is_token, token_ids, 0)
-
-
-def _heads(x: Float[Array, "*B W"], head_dim: int) -> Float[Array, "*B N Hd"]:
-    return x.reshape(*x.shape[:-1], -1, head_dim)
-
-
-def _pad_slots(x: Float[Array, "B T K Hd"], capacity: int) -> Float[Array, "B S K Hd"]:
-    return jnp.pad(x, ((0, 0), (0, capacity - x.shape[1]), (0, 0), (0, 0)))
-
-
-def _ones(size: int, dtype: DTypeLike) -> nnx.Param:
-    return nnx.Param(jnp.ones(size, dtype))
-
-
-def _normal(rngs: nnx.Rngs, shape: tuple[int, int], dtype: DTypeLike, std: float = INIT_STD) -> nnx.Param:
-    return nnx.Param(std * jax.random.normal(rngs.params(), shape, dtype))
+    mixed = attend(queries, keys, values, config, index)
+    return layer.finish(hidden, mixed), keys, values

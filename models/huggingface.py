@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from models.config import DecoderConfig
 from models.decoder import Decoder
 from models.files import read_json
+from models.hub_config import from_hub
 from models.weights import fill
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
@@ -38,6 +39,11 @@ LAYER_NAMES = {
     "gate": "mlp.gate_proj.weight",
     "up": "mlp.up_proj.weight",
     "down": "mlp.down_proj.weight",
+}
+POST_NORM_NAMES = {
+    "attention_post_norm": "post_attention_layernorm.weight",
+    "mlp_norm": "pre_feedforward_layernorm.weight",
+    "mlp_post_norm": "post_feedforward_layernorm.weight",
 }
 
 
@@ -82,7 +88,7 @@ def read_folder(folder: Path, dtype: DTypeLike = jnp.float32) -> Decoder:
         stored = _open_all(folder, stack)
 
         def read(name: str, shape: tuple[int, ...]) -> np.ndarray:
-            file_name = hub_name(name)
+            file_name = hub_name(name, config)
             if file_name not in stored:
                 raise ValueError(f"{folder}: tensor {file_name!r} with shape {shape} is missing from the weights")
             used.add(file_name)
@@ -99,17 +105,19 @@ def read_config(folder: Path) -> DecoderConfig:
     path = folder / "config.json"
     content = read_json(path)
     try:
-        return DecoderConfig.from_hf(content)
+        return from_hub(content)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def hub_name(name: str) -> str:
+def hub_name(name: str, config: DecoderConfig) -> str:
     """The hub's name of a parameter: "layers.3.query" is "model.layers.3.self_attn.q_proj.weight"."""
     if name in TOP_NAMES:
         return TOP_NAMES[name]
     _, index, leaf = name.split(".")
-    return f"model.layers.{index}.{LAYER_NAMES[leaf]}"
+    # Gemma's files call the second norm of a block by the name that others give to the third.
+    names = LAYER_NAMES | POST_NORM_NAMES if config.post_norms else LAYER_NAMES
+    return f"model.layers.{index}.{names[leaf]}"
 
 
 def _open_all(folder: Path, stack: ExitStack) -> dict[str, StoredTensor]:

@@ -6,9 +6,9 @@ No parameters live here and no cache is known; float32 inputs give true float32 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from models.config import Llama3RopeScaling
+from models.config import Activation, Llama3RopeScaling, RopeScaling
 
 # GPUs would otherwise multiply float32 as TF32, which breaks the learner's 1e-5 agreement with the sampler.
 PRECISION = jax.lax.Precision.HIGHEST
@@ -52,11 +52,17 @@ def ordered_sum(x: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
 
 
 def rms_norm(
-    x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float, fixed_order: bool = False
+    x: Float[Array, "*B D"],
+    scale: Float[Array, " D"],
+    eps: float,
+    *,
+    plus_one: bool = False,
+    fixed_order: bool = False,
 ) -> Float[Array, "*B D"]:
     """scale * x / sqrt(mean(x^2) + eps) over the last axis, computed in float32, in the dtype of x.
 
-    With `fixed_order` the squares are added by `ordered_sum`.
+    With `plus_one` it is scaled by 1 + scale, still in float32 (Gemma). With `fixed_order` the squares are added by
+    `ordered_sum`.
 
     Source: Zhang and Sennrich, arXiv 1910.07467, equation 4.
     """
@@ -64,14 +70,18 @@ def rms_norm(
     squares = wide * wide
     total = ordered_sum(squares, -1) if fixed_order else jnp.sum(squares, axis=-1, keepdims=True)
     inverse_rms = jax.lax.rsqrt(total / x.shape[-1] + eps)
+    if plus_one:
+        return (wide * inverse_rms * jnp.broadcast_to(1.0 + scale.astype(jnp.float32), x.shape)).astype(x.dtype)
     return (wide * inverse_rms).astype(x.dtype) * jnp.broadcast_to(scale, x.shape)
 
 
-def rotary_frequencies(head_dim: int, theta: float, scaling: Llama3RopeScaling | None) -> np.ndarray:
+def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> np.ndarray:
     """Radians per token of each rotated pair, float32 [head_dim / 2]: theta^(-2i / head_dim), then the stretch."""
     frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    if scaling is not None:
+    if isinstance(scaling, Llama3RopeScaling):
         frequencies = _stretch(frequencies, scaling)
+    elif scaling is not None:
+        frequencies = frequencies / scaling.factor
     return frequencies.astype(np.float32)
 
 
@@ -84,7 +94,7 @@ def _stretch(frequencies: np.ndarray, scaling: Llama3RopeScaling) -> np.ndarray:
 
 
 def rotary_table(
-    positions: Int[Array, "*B"], head_dim: int, theta: float, scaling: Llama3RopeScaling | None
+    positions: Int[Array, "*B"], head_dim: int, theta: float, scaling: RopeScaling | None
 ) -> tuple[Float[Array, "*B P"], Float[Array, "*B P"]]:
     """Cosine and sine, float32, of each position's angle for each of the P = head_dim / 2 pairs."""
     frequencies = jnp.asarray(rotary_frequencies(head_dim, theta, scaling))
@@ -94,7 +104,7 @@ def rotary_table(
 
 
 def stored_rotary_table(
-    positions: Int[Array, "*B"], head_dim: int, theta: float, scaling: Llama3RopeScaling | None, max_length: int
+    positions: Int[Array, "*B"], head_dim: int, theta: float, scaling: RopeScaling | None, max_length: int
 ) -> tuple[Float[Array, "*B P"], Float[Array, "*B P"]]:
     """`rotary_table` looked up among positions 0 to max_length - 1, so that every program uses the same bits."""
     angles = np.arange(max_length, dtype=np.float32)[:, None] * rotary_frequencies(head_dim, theta, scaling)
@@ -120,74 +130,22 @@ def rotate(
     return jnp.concatenate([products[0] - products[1], products[2] + products[3]], axis=-1).astype(x.dtype)
 
 
-def attention(
-    queries: Float[Array, "B T H Hd"],
-    keys: Float[Array, "B S K Hd"],
-    values: Float[Array, "B S K Hd"],
-    visible_mask: Bool[Array, "B T S"],
-) -> Float[Array, "B T H Hd"]:
-    """softmax(q . k / sqrt(Hd)) v over the visible positions; query head h reads key-value head h // (H / K).
-
-    Scores and softmax are float32. A query that sees nothing is the caller's mistake and gives NaN.
-    """
-    num_rows, num_queries, num_heads, head_dim = queries.shape
-    num_kv_heads = keys.shape[2]
-    grouped = queries.reshape(num_rows, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    scores = jnp.einsum("btkgh,bskh->bkgts", grouped, keys, precision=PRECISION, preferred_element_type=jnp.float32)
-    visible = jnp.broadcast_to(visible_mask[:, None, None], scores.shape)
-    weights = jax.nn.softmax(jnp.where(visible, scores / head_dim**0.5, -jnp.inf), axis=-1).astype(values.dtype)
-    mixed = jnp.einsum("bkgts,bskh->btkgh", weights, values, precision=PRECISION)
-    return mixed.reshape(queries.shape)
+ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}  # jax.nn.gelu takes the tanh form by default
 
 
-def token_attention(
-    queries: Float[Array, "B H Hd"],
-    keys: Float[Array, "B S K Hd"],
-    values: Float[Array, "B S K Hd"],
-    visible_mask: Bool[Array, "B S"],
-) -> Float[Array, "B H Hd"]:
-    """As `attention` for one query per row, with float32 products summed in place of matrix products.
-
-    XLA:CPU fuses the sums and reads the cache as it lies, where the products of `attention` first copy it transposed:
-    one SmolLM2 decode step at 32 rows of 256 slots takes 119 and 109 ms against 146 and 119 (jax 0.10.2 and 0.12.0).
-    """
-    num_rows, num_heads, head_dim = queries.shape
-    num_kv_heads = keys.shape[2]
-    grouped = queries.reshape(num_rows, 1, num_kv_heads, num_heads // num_kv_heads, head_dim).astype(jnp.float32)
-    scores = jnp.sum(grouped * keys[:, :, :, None].astype(jnp.float32), axis=-1) / head_dim**0.5
-    visible = jnp.broadcast_to(visible_mask[:, :, None, None], scores.shape)
-    weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=1)
-    mixed = jnp.sum(weights[..., None] * values[:, :, :, None].astype(jnp.float32), axis=1)
-    return mixed.reshape(queries.shape).astype(values.dtype)
-
-
-def ordered_attention(
-    queries: Float[Array, "B T H Hd"],
-    keys: Float[Array, "B S K Hd"],
-    values: Float[Array, "B S K Hd"],
-    visible_mask: Bool[Array, "B T S"],
-) -> Float[Array, "B T H Hd"]:
-    """As `attention`, with every sum in an order that depends on neither T nor S.
-
-    Positions that are not visible add exact zeros, so a token gets the same bits alone, from a cache, as inside a
-    sequence. It builds [B, T, S, H, Hd]: for small models.
-    """
-    num_rows, num_queries, num_heads, head_dim = queries.shape
-    num_kv_heads = keys.shape[2]
-    grouped = queries.reshape(num_rows, num_queries, 1, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    products = grouped.astype(jnp.float32) * keys[:, None, :, :, None].astype(jnp.float32)
-    scores = jnp.where(visible_mask[:, :, :, None, None, None], ordered_sum(products, -1) / head_dim**0.5, -jnp.inf)
-    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=2, keepdims=True)))
-    weights = weights / ordered_sum(weights, 2)
-    mixed = ordered_sum(weights * values[:, None, :, :, None].astype(jnp.float32), 2)
-    return mixed.reshape(queries.shape).astype(values.dtype)
-
-
-def swiglu(
-    x: Float[Array, "*B D"], gate: Float[Array, "M D"], up: Float[Array, "M D"], down: Float[Array, "D M"]
-) -> Float[Array, "*B D"]:
-    """down (silu(gate x) * up x).
+def gated(
+    gate: Float[Array, "*B M"], up: Float[Array, "*B M"], activation: Activation = "silu"
+) -> Float[Array, "*B M"]:
+    """activation(gate) * up.
 
     Source: Shazeer, arXiv 2002.05202, equation 6.
     """
-    return linear(jax.nn.silu(linear(x, gate)) * linear(x, up), down)
+    return ACTIVATIONS[activation](gate) * up
+
+
+def soft_cap(x: Float[Array, "*B"], cap: float | None) -> Float[Array, "*B"]:
+    """cap * tanh(x / cap); without a cap x itself.
+
+    Source: Gemma 2, arXiv 2408.00118, section 2.
+    """
+    return x if cap is None else cap * jnp.tanh(x / cap)

@@ -10,21 +10,47 @@ from jax.typing import DTypeLike
 
 from models.config import DecoderConfig
 from models.decoder import Decoder
+from models.sharding import MeshRules
 
 ReadTensor = Callable[[str, tuple[int, ...]], np.ndarray]
 
 
-def fill(config: DecoderConfig, read: ReadTensor, dtype: DTypeLike) -> Decoder:
+def fill(config: DecoderConfig, read: ReadTensor, dtype: DTypeLike, rules: MeshRules | None = None) -> Decoder:
     """A decoder whose parameter `name` is read(name, shape) cast to dtype; names are paths as "layers.3.query".
 
-    Random weights are never made: the tree is traced, and each leaf is replaced as it is read.
+    Random weights are never made: the tree is traced, and each leaf is replaced as it is read. On a mesh, each device
+    gets its piece and no device the whole.
     """
 
     def load_leaf(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        values = read(_name(path), leaf.shape)
         # jnp.array copies; device_put would share NumPy's buffer on the CPU, even with may_alias=False.
-        return jnp.array(read(_name(path), leaf.shape), dtype)
+        if rules is None:
+            return jnp.array(values, dtype)
+        sharding = rules.parameter(_name(path), config)
+        return jax.make_array_from_callback(leaf.shape, sharding, lambda piece: np.array(values[piece], dtype))
 
-    return jax.tree_util.tree_map_with_path(load_leaf, parameter_shapes(config, dtype))
+    return _with_rules(jax.tree_util.tree_map_with_path(load_leaf, parameter_shapes(config, dtype)), rules)
+
+
+def shard(decoder: Decoder, rules: MeshRules | None) -> Decoder:
+    """The same decoder with its parameters cut over a mesh; on the default device with None.
+
+    Its `hidden`, `logits`, `prefill` and `decode` keep rows, heads and vocabulary cut, and `jaxmask.generate` and
+    `train.grpo_step` find the sharding of its logits by themselves.
+    """
+
+    def move(path: tuple, leaf: jax.Array) -> jax.Array:
+        return jax.device_put(leaf, None if rules is None else rules.parameter(_name(path), decoder.config))
+
+    return _with_rules(jax.tree_util.tree_map_with_path(move, decoder), rules)
+
+
+def _with_rules(decoder: Decoder, rules: MeshRules | None) -> Decoder:
+    # `decoder` is a tree of its own: the caller's modules stay as they are.
+    for module in (decoder, *decoder.layers):
+        module.rules = rules
+    return decoder
 
 
 def parameter_shapes(config: DecoderConfig, dtype: DTypeLike) -> Decoder:

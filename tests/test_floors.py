@@ -17,6 +17,7 @@ ORDER = (
         "jaxmask.draw",
         "jaxmask.gathered",
         "jaxmask.mass",
+        "jaxmask.model",
         "jaxmask.params",
         "jaxmask.shards",
         "jaxmask.kernels.dispatch",

@@ -22,7 +22,7 @@ class Memory:
 
     state: jax.Array
 
-    def repeat(self, group_size):
+    def repeat(self, group_size, *, capacity):
         return Memory(jnp.repeat(self.state, group_size, axis=0))
 
 

@@ -29,7 +29,7 @@ class Learner:
     Attributes:
       config: the loss, and how rows are cut.
       reference: a policy whose KL the loss counts; None where it counts none.
-      sharding: of the logits on a mesh; see `jaxmask.support_log_probs`.
+      sharding: of the logits on a mesh; see `jaxmask.support_log_probs`. None: as the model says.
     """
 
     config: GRPOConfig
@@ -69,7 +69,7 @@ def logprobs(model: Decoder, rows: LearnerRows, learner: Learner) -> Float[Array
     def of_part(part: Int[Array, ""]) -> Float[Array, "R T"]:
         part_rows = _part(rows, part, config)
         hidden = hidden_states(model, part_rows)
-        return _scores(hidden, model.head, part_rows, learner, config.sampling_mask).logprobs
+        return _scores(hidden, model, part_rows, learner, config.sampling_mask).logprobs
 
     return jax.lax.map(of_part, _parts(config)).reshape(rows.loss_mask.shape)
 
@@ -82,10 +82,10 @@ def _loss(
     reference = None
     if learner.reference is not None and config.kl_coefficient > 0:
         reference = Reference(hidden_states(learner.reference, rows), learner.reference.head)
-    scores = _scores(hidden, model.head, rows, learner, config.sampling_mask, reference)
+    scores = _scores(hidden, model, rows, learner, config.sampling_mask, reference)
     spread = scores
     if config.sampling_mask and config.regularize_over == "vocabulary" and config.is_regularized:
-        spread = _scores(hidden, model.head, rows, learner, False, reference)
+        spread = _scores(hidden, model, rows, learner, False, reference)
     inputs = LossInputs(
         scores.logprobs,
         rows.behaviour_logprobs,
@@ -103,7 +103,7 @@ def _loss(
 
 def _scores(
     hidden: Float[Array, "B T D"],
-    head: Float[Array, "V D"],
+    model: Decoder,
     rows: LearnerRows,
     learner: Learner,
     on_supports: bool,
@@ -116,12 +116,13 @@ def _scores(
         "replay": rows.replay,
         "loss_mask": rows.loss_mask,
         "reference": reference,
-        "sharding": learner.sharding,
+        "sharding": learner.sharding or model.logits_sharding,
+        "logit_softcap": model.logit_softcap,
     }
     if not on_supports:
-        return full_scores(hidden, head, rows.sampled_ids, vocab_size=rows.support.vocab_size, **options)
+        return full_scores(hidden, model.head, rows.sampled_ids, vocab_size=rows.support.vocab_size, **options)
     implementation = learner.config.implementation
-    return support_scores(hidden, head, rows.support, rows.sampled_ids, implementation=implementation, **options)
+    return support_scores(hidden, model.head, rows.support, rows.sampled_ids, implementation=implementation, **options)
 
 
 def hidden_states(model: Decoder, rows: LearnerRows) -> Float[Array, "B T D"]:

@@ -15,7 +15,15 @@ from models.load import find
 from models.tokenizer import byte_level_bpe
 
 DATA = Path(__file__).parents[1] / "data"
-TINY_NAMES = ("tiny_llama", "tiny_llama3_rope", "tiny_qwen2", "tiny_qwen3", "tiny_qwen3_untied")
+TINY_NAMES = (
+    "tiny_gemma3",
+    "tiny_llama",
+    "tiny_llama3_rope",
+    "tiny_mistral",
+    "tiny_qwen2",
+    "tiny_qwen3",
+    "tiny_qwen3_untied",
+)
 
 
 @pytest.fixture(params=TINY_NAMES)

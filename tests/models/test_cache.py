@@ -6,43 +6,130 @@ import numpy as np
 import pytest
 
 from models.cache import KVCache
+from models.config import DecoderConfig
+
+CONFIG = DecoderConfig(64, 2, 16, 4, 2, 4, 24, 1e4, None, 1e-6, True)
+# Layer 0 sees 3 tokens, layer 1 all.
+WINDOWED = dataclasses.replace(CONFIG, sliding_window=3, full_layers=(1,))
 
 
-def make_cache(lengths, capacity=3):
+def make_cache(lengths, capacity=3, config=CONFIG, chunk_size=1):
     """Slot s of row b holds 10 b + s in every cell; values are negative."""
-    rows, slots = np.arange(len(lengths)), np.arange(capacity)
-    cells = (10.0 * rows[:, None] + slots)[..., None, None] * np.ones((1, 1, 2, 4))
-    keys = jnp.asarray(cells, jnp.float32)
-    return KVCache((keys, keys), (-keys, -keys), jnp.asarray(lengths, jnp.int32))
+    empty = KVCache.empty(len(lengths), capacity, config, jnp.float32, chunk_size)
+
+    def cells(slots):
+        rows = 10.0 * np.arange(slots.shape[0])[:, None] + np.arange(slots.shape[1])
+        return jnp.asarray(np.broadcast_to(rows[..., None, None], slots.shape), jnp.float32)
+
+    keys = tuple(map(cells, empty.keys))
+    return dataclasses.replace(
+        empty, keys=keys, values=tuple(-leaf for leaf in keys), lengths=jnp.asarray(lengths, jnp.int32)
+    )
 
 
-def test_repeat_puts_copies_side_by_side():
-    cache = make_cache([1, 2]).repeat(3)
-    assert cache.keys[1][:, 0, 0, 0].tolist() == [0, 0, 0, 10, 10, 10]
-    assert cache.values[0][:, 1, 1, 3].tolist() == [-1, -1, -1, -11, -11, -11]
-    assert cache.lengths.tolist() == [1, 1, 1, 2, 2, 2]
+def tokens(first, num_rows, num_tokens):
+    """Token c of each row is first + c in every cell."""
+    values = first + np.arange(num_tokens, dtype=np.float32)
+    return jnp.asarray(np.broadcast_to(values[None, :, None, None], (num_rows, num_tokens, 2, 4)))
 
 
-@pytest.mark.parametrize("group_size", [0, -1])
-def test_repeat_refuses_less_than_one_copy(group_size):
-    with pytest.raises(ValueError, match=f">= 1, got {group_size}"):
-        make_cache([1]).repeat(group_size)
+def test_repeat_keeps_one_copy_and_gives_each_row_room_of_its_own():
+    cache = make_cache([1, 2]).repeat(3, capacity=5)
+    assert cache.prompt.keys[1][:, 0, :, 0].tolist() == [[0, 1, 2], [10, 11, 12]]
+    assert cache.prompt.values[0][:, 1, 1, 3].tolist() == [-1, -11]
+    assert cache.keys[0].shape == (6, 5, 2, 4)
+    assert cache.lengths.tolist() == cache.starts.tolist() == [1, 1, 1, 2, 2, 2]
+    assert cache.prompt_positions(1).tolist() == [[0, -2, -1]] * 3 + [[0, 1, -1]] * 3
+    assert (cache.positions(1, cache.lengths) < 0).all()
+
+
+def test_in_fixed_order_repeat_copies_so_that_slots_follow_positions():
+    cache = make_cache([1, 2], config=dataclasses.replace(CONFIG, fixed_order=True)).repeat(3, capacity=2)
+    assert cache.prompt is None
+    assert cache.keys[1][:, :, 0, 0].tolist() == [[0, 1, 2, 0, 0]] * 3 + [[10, 11, 12, 0, 0]] * 3
+    assert (cache.capacity, cache.lengths.tolist()) == (5, [1, 1, 1, 2, 2, 2])
+
+
+@pytest.mark.parametrize(("name", "value"), [("group_size", 0), ("group_size", -1), ("capacity", 0)])
+def test_repeat_refuses_less_than_one(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be an integer >= 1, got {value}"):
+        make_cache([1]).repeat(**{"group_size": 2, "capacity": 2} | {name: value})
+
+
+def test_a_cache_is_repeated_once():
+    with pytest.raises(ValueError, match="share a prompt already"):
+        make_cache([1]).repeat(2, capacity=1).repeat(2, capacity=1)
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
 def test_a_write_lands_at_each_rows_own_length_and_a_full_row_drops_it(transform):
     before = make_cache([0, 3, 2])
-    token = jnp.full((3, 2, 4), 99.0)
-    after = transform(lambda cache: cache.write(1, token, -token).advance())(before)
+    token, one = jnp.full((3, 1, 2, 4), 99.0), jnp.ones(3, jnp.int32)
+    after = transform(lambda cache: cache.write(1, token, -token, one).advance(one))(before)
     assert after.keys[1][:, :, 0, 0].tolist() == [[99, 1, 2], [10, 11, 12], [20, 21, 99]]
     assert after.values[1][:, :, 1, 3].tolist() == [[-99, -1, -2], [-10, -11, -12], [-20, -21, -99]]
     assert after.lengths.tolist() == [1, 3, 3]
+    assert after.is_full.tolist() == [False, True, True]
     np.testing.assert_array_equal(after.keys[0], before.keys[0])
     np.testing.assert_array_equal(after.values[0], before.values[0])
 
 
-def test_capacity_is_the_number_of_slots_and_records_are_frozen():
-    cache = make_cache([0], capacity=5)
-    assert cache.capacity == 5
+def test_a_chunk_is_cut_at_its_count_and_at_the_capacity():
+    counts = jnp.array([2, 0, 3], jnp.int32)
+    after = make_cache([0, 1, 2], capacity=4).write(0, tokens(50, 3, 3), tokens(50, 3, 3), counts).advance(counts)
+    assert after.keys[0][:, :, 0, 0].tolist() == [[50, 51, 2, 3], [10, 11, 12, 13], [20, 21, 50, 51]]
+    assert after.lengths.tolist() == [2, 1, 4]
+
+
+def test_shared_rows_count_their_own_tokens_from_where_the_prompt_ends():
+    cache = make_cache([1, 3]).repeat(2, capacity=2)
+    ones = jnp.ones(4, jnp.int32)
+    for _ in range(3):  # one more than fits
+        cache = cache.write(0, tokens(7, 4, 1), tokens(7, 4, 1), ones).advance(ones)
+    assert cache.lengths.tolist() == [3, 3, 5, 5]
+    assert cache.positions(0, cache.lengths).tolist() == [[1, 2], [1, 2], [3, 4], [3, 4]]
+
+
+def test_a_window_keeps_the_last_tokens_alone():
+    """As in the module's docstring: after 5 tokens in 3 slots they hold tokens 3, 4, 2."""
+    cache = make_cache([0, 0], capacity=8, config=WINDOWED)
+    assert [leaf.shape[1] for leaf in cache.keys] == [3, 8]
+    ones = jnp.array([1, 0], jnp.int32)
+    for step in range(5):
+        new = tokens(100 + step, 2, 1)
+        cache = cache.write(0, new, new, ones).write(1, new, new, ones).advance(ones)
+    assert cache.keys[0][:, :, 0, 0].tolist() == [[103, 104, 102], [10, 11, 12]]
+    assert cache.positions(0, cache.lengths).tolist() == [[3, 4, 2], [-1, -1, -1]]
+    assert cache.positions(1, cache.lengths)[0].tolist() == [0, 1, 2, 3, 4, -1, -1, -1]
+
+
+def test_filling_a_window_takes_each_rows_last_tokens():
+    cache = KVCache.empty(3, 8, WINDOWED, jnp.float32)
+    lengths = jnp.array([5, 2, 0], jnp.int32)
+    filled = cache.fill(0, tokens(0, 3, 6), tokens(0, 3, 6), lengths)
+    assert filled.keys[0][0, :, 0, 0].tolist() == [3, 4, 2]
+    assert filled.keys[0][1, :2, 0, 0].tolist() == [0, 1]
+
+
+def test_a_window_has_room_for_a_chunk():
+    """The first token of a chunk still finds what it sees after the last one is written."""
+    cache = KVCache.empty(1, 20, WINDOWED, jnp.float32, chunk_size=4)
+    assert cache.keys[0].shape[1] == 3 + 4 - 1
+    counts = jnp.array([4], jnp.int32)
+    for first in (0, 4):
+        cache = cache.write(0, tokens(first, 1, 4), tokens(first, 1, 4), counts).advance(counts)
+    positions = cache.positions(0, cache.lengths)[0].tolist()
+    assert sorted(positions) == [2, 3, 4, 5, 6, 7]
+    assert cache.keys[0][0, :, 0, 0].tolist() == positions
+
+
+@pytest.mark.parametrize("name", ["num_rows", "capacity", "chunk_size"])
+def test_empty_refuses_less_than_one(name):
+    sizes = {"num_rows": 1, "capacity": 1, "chunk_size": 1} | {name: 0}
+    with pytest.raises(ValueError, match=f"{name} must be an integer >= 1, got 0"):
+        KVCache.empty(config=CONFIG, dtype=jnp.float32, **sizes)
+
+
+def test_records_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        cache.lengths = jnp.zeros(1, jnp.int32)
+        make_cache([0]).lengths = jnp.zeros(1, jnp.int32)

@@ -40,11 +40,22 @@ def decode_from(decoder, cache, token_ids, num_steps):
 
 def test_prefill_and_decode_equal_the_full_forward_at_every_position(decoder):
     expected = full_logits(decoder, TOKEN_IDS)
-    cache = prefill(decoder, TOKEN_IDS, LENGTHS, 12).repeat(2)
+    logits, cache = decode_from(decoder, prefill(decoder, TOKEN_IDS, LENGTHS, 12), TOKEN_IDS, 5)
+    for row, length in enumerate(LENGTHS):
+        close(logits[:, row], expected[row, length : length + 5])
+    assert cache.lengths.tolist() == [12, 5, 8]
+
+
+def test_a_group_decodes_on_one_copy_of_its_prompt(decoder):
+    expected = full_logits(decoder, TOKEN_IDS)
+    cache = prefill(decoder, TOKEN_IDS[:, :7], LENGTHS, 7).repeat(2, capacity=5)
+    assert cache.prompt.keys[0].shape == (3, 2, 7, 8)
+    assert cache.keys[0].shape == (6, 5, 2, 8)
     logits, cache = decode_from(decoder, cache, TOKEN_IDS.repeat(2, axis=0), 5)
     for row, length in enumerate(LENGTHS.repeat(2)):
         close(logits[:, row], expected[row // 2, length : length + 5])
     assert cache.lengths.tolist() == [12, 12, 5, 5, 8, 8]
+    assert cache.is_full.all()
 
 
 def test_decoding_from_an_empty_cache_equals_the_full_forward(decoder):

@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 
 import models
-from models.layers import attention, ordered_attention, ordered_sum, rms_norm, rotary_table, stored_rotary_table
+from models.attention import Scoring, attention, ordered_attention
+from models.layers import ordered_sum, rms_norm, rotary_table, stored_rotary_table
 
 
 def draws(*shapes):
@@ -61,10 +62,9 @@ def test_zeros_at_the_end_change_no_bit(zeros):
 def test_the_fixed_forms_are_the_plain_formulas():
     queries, keys, values, x, scale = draws((2, 5, 4, 8), (2, 5, 2, 8), (2, 5, 2, 8), (3, 24), (24,))
     causal = jnp.broadcast_to(jnp.tri(5, dtype=bool), (2, 5, 5))
-    np.testing.assert_allclose(
-        ordered_attention(queries, keys, values, causal), attention(queries, keys, values, causal), atol=1e-6
-    )
-    np.testing.assert_allclose(rms_norm(x, scale, 1e-6, True), rms_norm(x, scale, 1e-6), rtol=1e-6)
+    arrays = (queries, keys, values, causal, Scoring(8**-0.5))
+    np.testing.assert_allclose(ordered_attention(*arrays), attention(*arrays), atol=1e-6)
+    np.testing.assert_allclose(rms_norm(x, scale, 1e-6, fixed_order=True), rms_norm(x, scale, 1e-6), rtol=1e-6)
     positions = jnp.array([[0, 3, 31]], jnp.int32)
     for stored, computed in zip(
         stored_rotary_table(positions, 8, 1e4, None, 32), rotary_table(positions, 8, 1e4, None), strict=True

@@ -52,7 +52,7 @@ def tensors(llama):
     decoder, stored = llama
     tensors = {}
     for name in parameter_names(decoder.config):
-        tensor = stored[hub_name(name)].astype(np.float32)
+        tensor = stored[hub_name(name, decoder.config)].astype(np.float32)
         leaf = name.rpartition(".")[2]
         if leaf in ("query", "key"):
             tensor = interleave(tensor, num_heads=4 if leaf == "query" else 2)

@@ -12,6 +12,8 @@ from models.weights import parameter_names
 
 # transformers' float32 matrix products against ours, over 3 layers.
 REFERENCE_TOLERANCE = 1e-4
+# Of the largest state; Gemma's are up to 30.
+HIDDEN_TOLERANCE = 1e-5
 
 
 @pytest.fixture
@@ -70,16 +72,17 @@ def continue_greedily(decoder, prompt_ids, lengths, last_ids):
 def test_the_last_hidden_states_equal_the_reference(tiny_folder):
     decoder, reference = read_folder(tiny_folder), np.load(tiny_folder / "reference.npz")
     hidden = jax.jit(lambda decoder, token_ids: decoder.hidden(token_ids))(decoder, reference["input_ids"][:1])
-    np.testing.assert_allclose(hidden, reference["last_hidden"][:1], rtol=0, atol=REFERENCE_TOLERANCE)
+    expected = reference["last_hidden"][:1]
+    np.testing.assert_allclose(hidden, expected, rtol=0, atol=HIDDEN_TOLERANCE * np.abs(expected).max())
 
 
 def test_every_parameter_is_the_stored_tensor_exactly(tiny_folder):
     decoder, stored = read_folder(tiny_folder), load_file(tiny_folder / "model.safetensors")
     names = parameter_names(decoder.config)
-    assert sorted(map(hub_name, names)) == sorted(stored)
+    assert sorted(hub_name(name, decoder.config) for name in names) == sorted(stored)
     for name, leaf in zip(names, jax.tree.leaves(decoder), strict=True):
         assert leaf.dtype == jnp.float32
-        np.testing.assert_array_equal(leaf, stored[hub_name(name)].astype(np.float32))
+        np.testing.assert_array_equal(leaf, stored[hub_name(name, decoder.config)].astype(np.float32))
 
 
 def test_weights_take_the_dtype_asked_for(llama_folder):

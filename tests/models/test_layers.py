@@ -2,17 +2,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.config import Llama3RopeScaling
+from models.config import LinearRopeScaling, Llama3RopeScaling
 from models.layers import (
-    attention,
+    gated,
     head_logits,
     linear,
     rms_norm,
     rotary_frequencies,
     rotary_table,
     rotate,
-    swiglu,
-    token_attention,
+    soft_cap,
 )
 
 FLOAT32 = 1e-5  # float32 against float64, values of order 1
@@ -111,37 +110,26 @@ def test_llama3_scaling_touches_slow_pairs_only():
     np.testing.assert_allclose(ratio[2:], 1 / 8, rtol=1e-6)
 
 
-def test_swiglu_against_float64():
-    x, gate, up, down = draws((2, 3, 5), (7, 5), (7, 5), (5, 7))
-    x64, gate64, up64, down64 = wide(x, gate, up, down)
-    gated = x64 @ gate64.T
-    expected = (gated / (1 + np.exp(-gated)) * (x64 @ up64.T)) @ down64.T
-    close(swiglu(*map(jnp.asarray, (x, gate, up, down))), expected)
+def test_gated_against_float64():
+    gate, up = draws((2, 3, 7), (2, 3, 7))
+    gate64, up64 = wide(gate, up)
+    close(gated(jnp.asarray(gate), jnp.asarray(up)), gate64 / (1 + np.exp(-gate64)) * up64)
+    inner = np.sqrt(2 / np.pi) * (gate64 + 0.044715 * gate64**3)
+    close(gated(jnp.asarray(gate), jnp.asarray(up), "gelu_tanh"), 0.5 * gate64 * (1 + np.tanh(inner)) * up64)
 
 
-def attention_loop(queries, keys, values, visible_mask):
-    queries, keys, values = wide(queries, keys, values)
-    mixed = np.zeros_like(queries)
-    num_heads, num_kv_heads = queries.shape[2], keys.shape[2]
-    for row, query, head in np.ndindex(queries.shape[:3]):
-        kv_head = head // (num_heads // num_kv_heads)
-        slots = np.flatnonzero(visible_mask[row, query])
-        scores = keys[row, slots, kv_head] @ queries[row, query, head] / np.sqrt(queries.shape[3])
-        weights = np.exp(scores - scores.max())
-        mixed[row, query, head] = weights / weights.sum() @ values[row, slots, kv_head]
-    return mixed
+def test_soft_cap_by_hand():
+    x = jnp.array([0.0, 1.0, -100.0])
+    close(soft_cap(x, 2.0), [0.0, 2 * np.tanh(0.5), -2.0])
+    assert soft_cap(x, None) is x
 
 
-def test_attention_against_a_loop():
-    queries, keys, values = draws((2, 5, 6, 4), (2, 7, 2, 4), (2, 7, 2, 4))
-    visible_mask = np.random.default_rng(1).random((2, 5, 7)) < 0.5
-    visible_mask[..., 0] = True
-    found = attention(*map(jnp.asarray, (queries, keys, values, visible_mask)))
-    close(found, attention_loop(queries, keys, values, visible_mask))
+def test_rms_norm_plus_one_by_hand():
+    close(
+        rms_norm(jnp.array([[3.0, 4.0]]), jnp.array([0.0, 1.0]), 0.0, plus_one=True), [[3 / 12.5**0.5, 8 / 12.5**0.5]]
+    )
 
 
-def test_token_attention_against_the_same_loop():
-    queries, keys, values = draws((3, 6, 4), (3, 7, 2, 4), (3, 7, 2, 4))
-    visible_mask = np.arange(7)[None] <= np.array([[0], [3], [6]])
-    found = token_attention(*map(jnp.asarray, (queries, keys, values, visible_mask)))
-    close(found, attention_loop(queries[:, None], keys, values, visible_mask[:, None])[:, 0])
+def test_linear_scaling_slows_every_pair():
+    slow = rotary_frequencies(16, 1e4, LinearRopeScaling(8.0))
+    np.testing.assert_allclose(slow, rotary_frequencies(16, 1e4, None) / 8, rtol=1e-6)

@@ -1,0 +1,127 @@
+"""One block of the decoder: its parameters, and the parts of its formula that do not depend on where keys come from."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from models.config import DecoderConfig
+from models.layers import gated, linear, rms_norm, rotate
+from models.sharding import MeshRules
+
+INIT_STD = 0.02  # GPT-2's, and the hub models' `initializer_range`
+
+Rotary = tuple[Float[Array, "*B P"], Float[Array, "*B P"]]
+
+
+class Layer(nnx.Module):
+    """Parameters of one block, as the hub files store them: one row of a weight per output."""
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32):
+        """Random weights: normal(0.02), those that write to the residual stream / sqrt(2 num_layers); norms at 1."""
+        width, head_dim, mlp_width = config.width, config.head_dim, config.mlp_width
+        query_width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
+        residual_std = INIT_STD / (2 * config.num_layers) ** 0.5
+        self.config = config
+        self.rules: MeshRules | None = None
+        self.attention_norm = norm_weight(config, width, dtype)
+        self.query = normal(rngs, (query_width, width), dtype)
+        self.key = normal(rngs, (kv_width, width), dtype)
+        self.value = normal(rngs, (kv_width, width), dtype)
+        self.output = normal(rngs, (width, query_width), dtype, residual_std)
+        self.mlp_norm = norm_weight(config, width, dtype)
+        self.gate = normal(rngs, (mlp_width, width), dtype)
+        self.up = normal(rngs, (mlp_width, width), dtype)
+        self.down = normal(rngs, (width, mlp_width), dtype, residual_std)
+        if config.attention_bias:
+            self.query_bias = nnx.Param(jnp.zeros(query_width, dtype))
+            self.key_bias = nnx.Param(jnp.zeros(kv_width, dtype))
+            self.value_bias = nnx.Param(jnp.zeros(kv_width, dtype))
+        if config.qk_norm:
+            self.query_norm = norm_weight(config, head_dim, dtype)
+            self.key_norm = norm_weight(config, head_dim, dtype)
+        if config.post_norms:
+            self.attention_post_norm = norm_weight(config, width, dtype)
+            self.mlp_post_norm = norm_weight(config, width, dtype)
+        if config.lora is not None:
+            # B starts at zero, so the adapters change nothing yet.
+            for name in config.lora.targets:
+                num_outputs, num_inputs = getattr(self, name).shape
+                setattr(self, f"{name}_lora_a", normal(rngs, (config.lora.rank, num_inputs), dtype))
+                setattr(self, f"{name}_lora_b", nnx.Param(jnp.zeros((num_outputs, config.lora.rank), dtype)))
+
+    def weight(self, name: str) -> Array:
+        """A parameter as it is used: in the dtype of computation, no longer cut along the width."""
+        return used(getattr(self, name)[...], name, self.config, self.rules)
+
+    def project(
+        self, hidden: Float[Array, "*B D"], rotary: Rotary | None
+    ) -> tuple[Float[Array, "*B H Hd"], Float[Array, "*B K Hd"], Float[Array, "*B K Hd"]]:
+        """Rotated queries and keys, and values, of the residual stream."""
+        x = self._norm(hidden, "attention_norm")
+        queries, keys, values = (self._heads(x, name) for name in ("query", "key", "value"))
+        if self.config.qk_norm:
+            queries, keys = self._norm(queries, "query_norm"), self._norm(keys, "key_norm")
+        if rotary is None:
+            return queries, keys, values
+        fixed_order = self.config.fixed_order
+        return rotate(queries, *rotary, fixed_order), rotate(keys, *rotary, fixed_order), values
+
+    def finish(self, hidden: Float[Array, "*B D"], mixed: Float[Array, "*B H Hd"]) -> Float[Array, "*B D"]:
+        """The residual stream after adding the attention's output and then the MLP's."""
+        added = self._linear(mixed.reshape(*mixed.shape[:-2], -1), "output")
+        hidden = self._add(hidden, added, "attention_post_norm")
+        x = self._norm(hidden, "mlp_norm")
+        inner = gated(self._linear(x, "gate"), self._linear(x, "up"), self.config.activation)
+        return self._add(hidden, self._linear(self._cut(inner, "mlp"), "down"), "mlp_post_norm")
+
+    def _linear(self, x: Float[Array, "*B I"], name: str) -> Float[Array, "*B O"]:
+        has_bias = self.config.attention_bias and name in ("query", "key", "value")
+        y = linear(x, self.weight(name), self.weight(f"{name}_bias") if has_bias else None)
+        lora = self.config.lora
+        if lora is None or name not in lora.targets:
+            return y
+        low = linear(x, self.weight(f"{name}_lora_a"))
+        return y + lora.scale * linear(low, self.weight(f"{name}_lora_b"))
+
+    def _heads(self, x: Float[Array, "*B D"], name: str) -> Float[Array, "*B N Hd"]:
+        y = self._linear(x, name)
+        heads = y.reshape(*y.shape[:-1], -1, self.config.head_dim)
+        return self._cut(heads, "heads" if name == "query" else "kv_heads", None)
+
+    def _norm(self, x: Float[Array, "*B N"], name: str) -> Float[Array, "*B N"]:
+        return normed(x, self.weight(name), self.config)
+
+    def _add(self, hidden: Float[Array, "*B D"], added: Float[Array, "*B D"], post_norm: str) -> Float[Array, "*B D"]:
+        added = self._norm(added, post_norm) if self.config.post_norms else added
+        return self._cut(hidden + added, None)
+
+    def _cut(self, x: Array, *last_axes: str | None) -> Array:
+        """x on its mesh: rows cut along the first axis, the last axes as named."""
+        if self.rules is None:
+            return x
+        return self.rules.constrain(x, "batch", *(None,) * (x.ndim - 1 - len(last_axes)), *last_axes)
+
+
+def used(weight: Array, name: str, config: DecoderConfig, rules: MeshRules | None) -> Array:
+    """A parameter as it is used: in the dtype of computation, no longer cut along the width."""
+    weight = weight if config.compute_dtype is None else weight.astype(config.compute_dtype)
+    if rules is None:
+        return weight
+    return jax.lax.with_sharding_constraint(weight, rules.parameter(name, config, gathered=True))
+
+
+def normed(x: Float[Array, "*B N"], scale: Float[Array, " N"], config: DecoderConfig) -> Float[Array, "*B N"]:
+    """RMS norm with a decoder's epsilon, form and order of summation."""
+    return rms_norm(x, scale, config.norm_eps, plus_one=config.norm_plus_one, fixed_order=config.fixed_order)
+
+
+def norm_weight(config: DecoderConfig, size: int, dtype: DTypeLike) -> nnx.Param:
+    """A norm that changes no size."""
+    return nnx.Param(jnp.full(size, 0.0 if config.norm_plus_one else 1.0, dtype))
+
+
+def normal(rngs: nnx.Rngs, shape: tuple[int, int], dtype: DTypeLike, std: float = INIT_STD) -> nnx.Param:
+    """Normal draws; made in float32, so that every dtype gets the same ones, rounded."""
+    return nnx.Param((std * jax.random.normal(rngs.params(), shape, jnp.float32)).astype(dtype))
