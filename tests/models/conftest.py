@@ -11,8 +11,8 @@ from flax import nnx
 from tokenizers.pre_tokenizers import ByteLevel
 
 import models
+from models.backends import byte_level_bpe
 from models.load import find
-from models.tokenizer import byte_level_bpe
 
 DATA = Path(__file__).parents[1] / "data"
 TINY_NAMES = (
@@ -57,6 +57,19 @@ def bpe_parts():
 @pytest.fixture
 def backend(bpe_parts):
     return byte_level_bpe(*bpe_parts)
+
+
+@pytest.fixture(scope="session")
+def spm_parts():
+    """Tokens, scores and kinds of a SentencePiece-like vocabulary, in which "he" is learned before "el"."""
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    never_learned = {"<pad>": 3, "<bos>": 3, "<unk>": 2, "<end_of_turn>": 3, "<td>": 4, "  ": 4, "   ": 4}
+    letters = ["\u2581", "h", "e", "l", "o"]
+    pairs = ["he", "el", "\u2581he", "lo", "hello", "hel"]
+    tokens = [*never_learned, *byte_tokens, *letters, *pairs]
+    scores = [-1000.0] * (len(never_learned) + 256) + [-50.0] * len(letters) + [-float(rank) for rank in range(6)]
+    token_types = [*never_learned.values(), *[6] * 256, *[1] * (len(letters) + len(pairs))]
+    return tokens, scores, token_types
 
 
 @pytest.fixture(scope="session")
