@@ -47,7 +47,8 @@ def their_decoder(ours: models.Decoder) -> transformers.PreTrainedModel:
     names = [hub_name(name, ours.config) for name in parameter_names(ours.config)]
     state = {name: torch.tensor(np.asarray(leaf)) for name, leaf in zip(names, jax.tree.leaves(ours), strict=True)}
     missing, unexpected = theirs.load_state_dict(state, strict=False)
-    assert set(missing) <= {"lm_head.weight"} and not unexpected, (missing, unexpected)
+    assert set(missing) <= {"lm_head.weight"}, missing
+    assert not unexpected, unexpected
     theirs.tie_weights()
     return theirs
 

@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, Key
 
-from models import Decoder
+from models import Decoder, MeshRules, shard
 from train.config import GRPOConfig
 
 # Share of the learning rate that a cosine schedule ends with.
@@ -57,7 +58,8 @@ def init_state(model: Decoder, optimizer: optax.GradientTransformation, seed: in
     dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(model) if leaf.dtype != jnp.float32}
     if dtypes:
         raise ValueError(f"the weights that are trained must be float32, got {', '.join(sorted(dtypes))}.")
-    return TrainState(model, optimizer.init(model), jnp.int32(0), jax.random.key(seed))
+    state = TrainState(model, optimizer.init(model), jnp.int32(0), jax.random.key(seed))
+    return state if model.rules is None else _on_mesh(state, model.rules)
 
 
 def apply_gradients(
@@ -67,4 +69,14 @@ def apply_gradients(
     # Optax mixes its integer step count with Python floats, which strict promotion refuses.
     with jax.numpy_dtype_promotion("standard"):
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.model)
-        return optax.apply_updates(state.model, updates), opt_state
+        model = optax.apply_updates(state.model, updates)
+    # The next iteration is then the same program.
+    return (model if model.rules is None else shard(model, model.rules)), opt_state
+
+
+def _on_mesh(state: TrainState, rules: MeshRules) -> TrainState:
+    """Counts and keys on all devices of the mesh that the weights and their moments lie on."""
+    everywhere = NamedSharding(rules.mesh, PartitionSpec())
+    return jax.tree.map(
+        lambda leaf: leaf if isinstance(leaf.sharding, NamedSharding) else jax.device_put(leaf, everywhere), state
+    )

@@ -1,5 +1,6 @@
 """Small decoders and stored references for the tests of `models`."""
 
+import functools
 import shutil
 from pathlib import Path
 
@@ -29,6 +30,12 @@ TINY_NAMES = (
 @pytest.fixture(params=TINY_NAMES)
 def tiny_folder(request):
     return DATA / request.param
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """The decoder of a stored checkpoint, by name; read once."""
+    return functools.cache(lambda name: models.load(DATA / name)[0])
 
 
 @pytest.fixture
