@@ -1,5 +1,6 @@
 """Small decoders and stored references for the tests of `models`."""
 
+import dataclasses
 import functools
 import shutil
 from pathlib import Path
@@ -81,23 +82,52 @@ def spm_parts():
 
 @pytest.fixture(scope="session")
 def decoder():
-    """Random weights, every optional part on, large enough that a wrong position shows in the logits."""
-    config = models.DecoderConfig(
-        vocab_size=31,
-        num_layers=2,
-        width=16,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        mlp_width=24,
-        rope_theta=1e4,
-        rope_scaling=None,
-        norm_eps=1e-6,
-        tie_embeddings=False,
-        attention_bias=True,
-        qk_norm=True,
-        max_length=32,
+    """Random weights, biases and q/k norms on, large enough that a wrong position shows in the logits."""
+    return noisy(PLAIN)
+
+
+@pytest.fixture(scope="session")
+def windowed():
+    """Three layers: a window of 4, all tokens, and a window without rotation; with all that Gemma adds."""
+    return noisy(
+        dataclasses.replace(
+            PLAIN,
+            num_layers=3,
+            attention_bias=False,
+            sliding_window=4,
+            full_layers=(1,),
+            unrotated_layers=(2,),
+            local_rope_theta=100.0,
+            attention_scale=0.3,
+            attention_softcap=2.0,
+            logit_softcap=3.0,
+            activation="gelu_tanh",
+            norm_plus_one=True,
+            post_norms=True,
+            scale_embedding=True,
+        )
     )
+
+
+PLAIN = models.DecoderConfig(
+    vocab_size=31,
+    num_layers=2,
+    width=16,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    mlp_width=24,
+    rope_theta=1e4,
+    rope_scaling=None,
+    norm_eps=1e-6,
+    tie_embeddings=False,
+    attention_bias=True,
+    qk_norm=True,
+    max_length=32,
+)
+
+
+def noisy(config):
     decoder = models.Decoder(config, rngs=nnx.Rngs(0))
     noise = np.random.default_rng(0)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf + 0.4 * noise.standard_normal(leaf.shape), jnp.float32), decoder)
