@@ -45,19 +45,29 @@ def test_the_sampled_token_is_listed_once_with_its_rank():
     assert list(last) == [3, 0, 1]
     assert [entry.rank for entry in last.values()] == [4, 1, 2]
     assert last[3].logprob == near(-3.4401896986)
+    # P37: it is listed where it is not among the top.
+    last = dicts(drawn, num=1)[tokens.index(3)]
+    assert [(token, entry.rank) for token, entry in last.items()] == [(3, 4), (0, 1)]
+
+
+@functools.cache
+def slopes_and_ties() -> tuple[Sample, Sample]:
+    """200 draws of eight falling logits, and 64 of four equal ones above a fifth; nothing but the token is listed."""
+    slope, ties = -np.arange(8) / 4, np.array([0, 0, 0, 0, -1, -np.inf, -np.inf, -np.inf])
+    logits = np.concatenate([np.tile(slope, (200, 1)), np.tile(ties, (64, 1))])
+    drawn = draw(logits, [SamplingParams(seed=seed) for seed in [*range(200), *range(64)]], num_logprobs=0)
+    return jax.tree.map(lambda leaf: leaf[:200], drawn), jax.tree.map(lambda leaf: leaf[200:], drawn)
 
 
 @pytest.mark.slow
 def test_the_sampled_token_is_there_when_it_is_not_among_the_top():
     """P37: also where no other one is asked for."""
-    requests = [SamplingParams(seed=seed) for seed in range(200)]
-    drawn = draw(np.tile(-np.arange(8) / 4, (200, 1)), requests, num_logprobs=1)
-    for num in (1, 0):
-        listed = dicts(drawn, num)
-        assert all(token in entry for token, entry in zip(drawn.token_ids.tolist(), listed, strict=True))
-        deep = [entry for token, entry in zip(drawn.token_ids.tolist(), listed, strict=True) if token == 4]
-        assert deep
-        assert all(entry[4].rank == 5 and len(entry) == 1 + num for entry in deep)
+    drawn, _ = slopes_and_ties()
+    listed = dicts(drawn)
+    assert all(token in entry for token, entry in zip(drawn.token_ids.tolist(), listed, strict=True))
+    deep = [entry for token, entry in zip(drawn.token_ids.tolist(), listed, strict=True) if token == 4]
+    assert deep
+    assert all(entry[4].rank == 5 and len(entry) == 1 for entry in deep)
 
 
 @functools.cache
@@ -96,9 +106,7 @@ def test_a_row_without_a_token_lists_none():
 
 def test_ties_push_the_rank_up():
     """Rank = number of entries at least as large, as in vLLM."""
-    logits = np.zeros((64, 5))
-    logits[:, 4] = -1
-    drawn = draw(logits, [SamplingParams(seed=seed) for seed in range(64)], num_logprobs=0)
+    _, drawn = slopes_and_ties()
     assert {int(token): int(rank) for token, rank in zip(drawn.token_ids, drawn.ranks, strict=True)} == {
         **dict.fromkeys(range(4), 4),
         4: 5,
