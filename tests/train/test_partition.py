@@ -26,7 +26,6 @@ LORA = LoraConfig(2, 4.0, ("query", "down"))
 ADVANTAGES = jnp.asarray(np.linspace(-1, 1, 16), jnp.float32)
 REWARDS = Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
 KL = dataclasses.replace(CONFIG, kl_coefficient=0.3)
-ACCUMULATE = jax.jit(accumulate, static_argnums=2)
 
 
 @functools.cache
@@ -59,9 +58,18 @@ def rows():
     return jax.jit(learner_rows)(rollout(), ADVANTAGES)
 
 
+@jax.jit
+def gradients(model, rows):
+    """Of adapters, as training computes it, and of every array; one program, so that both share a forward pass."""
+    learner = Learner(CONFIG)
+    whole = aggregation(rows.loss_mask, CONFIG.aggregation, max_length=CONFIG.max_new_tokens)
+    everything = jax.grad(lambda model: _loss(model, rows, whole, learner)[0])(model)
+    return *accumulate(model, rows, learner), everything
+
+
 @functools.cache
-def whole_pass():
-    return ACCUMULATE(adapted(), rows(), Learner(CONFIG))
+def gradients_on_one_device():
+    return gradients(adapted(), rows())
 
 
 def fresh_state(model=None, optimizer=OPTIMIZER):
@@ -103,10 +111,7 @@ def test_without_adapters_all_is_trained_and_the_tree_is_the_decoders():
 
 
 def test_the_gradient_is_the_whole_one_where_adapters_are():
-    found, _ = whole_pass()
-    whole = aggregation(rows().loss_mask, CONFIG.aggregation, max_length=CONFIG.max_new_tokens)
-    learner = Learner(CONFIG)
-    everything = jax.jit(jax.grad(lambda model: _loss(model, rows(), whole, learner)[0]))(adapted())
+    found, _, everything = gradients_on_one_device()
     expected = named_parameters(everything)
     assert len(named_parameters(found)) == 4
     for name, leaf in named_parameters(found).items():
@@ -192,7 +197,7 @@ def test_a_step_on_eight_devices_is_that_of_one():
     found, seen = ACCUMULATE(
         models.shard(adapted(), MeshRules(make_mesh(data=2, fsdp=2, tensor=2))), rows(), Learner(CONFIG)
     )
-    expected, alone = whole_pass()
+    expected, alone, _ = gradients_on_one_device()
     np.testing.assert_allclose(seen.ratio, alone.ratio, atol=1e-5)
     np.testing.assert_allclose(seen.loss, alone.loss, atol=1e-6)
     for (name, one), other in zip(named_parameters(found).items(), named_parameters(expected).values(), strict=True):
