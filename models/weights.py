@@ -37,14 +37,15 @@ def fill(config: DecoderConfig, read: ReadTensor, dtype: DTypeLike, rules: MeshR
 
 
 def shard(decoder: Decoder, rules: MeshRules | None) -> Decoder:
-    """The same decoder with its parameters cut over a mesh; on the default device with None.
+    """The same decoder with its parameters cut over a mesh; on the first device with None.
 
     Its `hidden`, `logits`, `prefill` and `decode` keep rows, heads and vocabulary cut, and `jaxmask.generate` and
     `train.grpo_step` find the sharding of its logits by themselves.
     """
 
     def move(path: tuple, leaf: jax.Array) -> jax.Array:
-        return jax.device_put(leaf, None if rules is None else rules.parameter(parameter_name(path), decoder.config))
+        place = jax.devices()[0] if rules is None else rules.parameter(parameter_name(path), decoder.config)
+        return jax.device_put(leaf, place)
 
     return _with_rules(jax.tree_util.tree_map_with_path(move, decoder), rules)
 

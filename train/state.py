@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, Key
 
-from models import Decoder
+from models import Decoder, MeshRules, shard
 from train.config import GRPOConfig
 from train.partition import combine, partition
 
@@ -60,7 +61,8 @@ def init_state(model: Decoder, optimizer: optax.GradientTransformation, seed: in
     dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(trained) if leaf.dtype != jnp.float32}
     if dtypes:
         raise ValueError(f"the weights that are trained must be float32, got {', '.join(sorted(dtypes))}.")
-    return TrainState(model, optimizer.init(trained), jnp.int32(0), jax.random.key(seed))
+    state = TrainState(model, optimizer.init(trained), jnp.int32(0), jax.random.key(seed))
+    return state if model.rules is None else _on_mesh(state, model.rules)
 
 
 def apply_gradients(
@@ -71,4 +73,15 @@ def apply_gradients(
     # Optax mixes its integer step count with Python floats, which strict promotion refuses.
     with jax.numpy_dtype_promotion("standard"):
         updates, opt_state = optimizer.update(gradients, state.opt_state, trained)
-        return combine(optax.apply_updates(trained, updates), frozen), opt_state
+        trained = optax.apply_updates(trained, updates)
+    # The next iteration is then the same program.
+    trained = trained if trained.rules is None else shard(trained, trained.rules)
+    return combine(trained, frozen), opt_state
+
+
+def _on_mesh(state: TrainState, rules: MeshRules) -> TrainState:
+    """Counts and keys on all devices of the mesh that the weights and their moments lie on."""
+    everywhere = NamedSharding(rules.mesh, PartitionSpec())
+    return jax.tree.map(
+        lambda leaf: leaf if isinstance(leaf.sharding, NamedSharding) else jax.device_put(leaf, everywhere), state
+    )

@@ -38,30 +38,74 @@ def decode_from(decoder, cache, token_ids, num_steps):
     return jax.jit(lambda cache: jax.lax.scan(step, cache, length=num_steps)[::-1])(cache)
 
 
-def test_prefill_and_decode_equal_the_full_forward_at_every_position(decoder):
-    expected = full_logits(decoder, TOKEN_IDS)
-    logits, cache = decode_from(decoder, prefill(decoder, TOKEN_IDS, LENGTHS, 12), TOKEN_IDS, 5)
+@pytest.fixture(params=["decoder", "windowed"])
+def any_decoder(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_prefill_and_decode_equal_the_full_forward_at_every_position(any_decoder):
+    """P77, P79: rows of different lengths, the cache of each continued for 5 tokens."""
+    expected = full_logits(any_decoder, TOKEN_IDS)
+    logits, cache = decode_from(any_decoder, prefill(any_decoder, TOKEN_IDS, LENGTHS, 12), TOKEN_IDS, 5)
     for row, length in enumerate(LENGTHS):
         close(logits[:, row], expected[row, length : length + 5])
     assert cache.lengths.tolist() == [12, 5, 8]
 
 
-def test_a_group_decodes_on_one_copy_of_its_prompt(decoder):
-    expected = full_logits(decoder, TOKEN_IDS)
-    cache = prefill(decoder, TOKEN_IDS[:, :7], LENGTHS, 7).repeat(2, capacity=5)
-    assert cache.prompt.keys[0].shape == (3, 2, 7, 8)
-    assert cache.keys[0].shape == (6, 5, 2, 8)
-    logits, cache = decode_from(decoder, cache, TOKEN_IDS.repeat(2, axis=0), 5)
+def test_a_group_decodes_on_one_copy_of_its_prompt(any_decoder):
+    expected = full_logits(any_decoder, TOKEN_IDS)
+    cache = prefill(any_decoder, TOKEN_IDS[:, :7], LENGTHS, 7).repeat(2, capacity=5)
+    assert cache.prompt.keys[1].shape == (3, 2, 7, 8)
+    assert cache.keys[1].shape == (6, 5, 2, 8)
+    logits, cache = decode_from(any_decoder, cache, TOKEN_IDS.repeat(2, axis=0), 5)
     for row, length in enumerate(LENGTHS.repeat(2)):
         close(logits[:, row], expected[row // 2, length : length + 5])
     assert cache.lengths.tolist() == [12, 12, 5, 5, 8, 8]
     assert cache.is_full.all()
 
 
-def test_decoding_from_an_empty_cache_equals_the_full_forward(decoder):
-    cache = prefill(decoder, TOKEN_IDS, np.zeros(3, np.int32), 12)
-    logits, _ = decode_from(decoder, cache, TOKEN_IDS, 12)
-    close(logits.swapaxes(0, 1), full_logits(decoder, TOKEN_IDS))
+def test_decoding_from_an_empty_cache_equals_the_full_forward(any_decoder):
+    cache = prefill(any_decoder, TOKEN_IDS, np.zeros(3, np.int32), 12)
+    logits, _ = decode_from(any_decoder, cache, TOKEN_IDS, 12)
+    close(logits.swapaxes(0, 1), full_logits(any_decoder, TOKEN_IDS))
+
+
+def test_a_window_holds_no_more_slots_than_it_sees(windowed):
+    cache = prefill(windowed, TOKEN_IDS, LENGTHS, 12)
+    assert [keys.shape[1] for keys in cache.keys] == [4, 12, 4]
+
+
+def test_prefill_in_chunks_leaves_what_prefill_at_once_leaves(windowed):
+    """Chunks of 5 for rows of 7, 0 and 3 tokens: the last chunk is partly empty, and the window wraps."""
+    expected = full_logits(windowed, TOKEN_IDS)
+    run = jax.jit(lambda *inputs: windowed.prefill(*inputs, capacity=12, chunk_size=5))
+    cache = run(TOKEN_IDS, LENGTHS)
+    assert cache.lengths.tolist() == LENGTHS.tolist()
+    logits, _ = decode_from(windowed, cache, TOKEN_IDS, 5)
+    for row, length in enumerate(LENGTHS):
+        close(logits[:, row], expected[row, length : length + 5])
+    # What comes after the rows' tokens in their chunks is not read.
+    junk = np.where(np.arange(12)[None] < LENGTHS[:, None], TOKEN_IDS, 2**31 - 1).astype(np.int32)
+    for one, other in zip(jax.tree.leaves(run(junk, LENGTHS)), jax.tree.leaves(cache), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_extending_a_group_by_chunks_equals_the_full_forward(decoder):
+    hidden = jax.jit(lambda ids: decoder.hidden(ids))(TOKEN_IDS)
+    cache = prefill(decoder, TOKEN_IDS[:, :7], LENGTHS, 7).repeat(2, capacity=5)
+    rows = TOKEN_IDS.repeat(2, axis=0)
+    chunk = np.take_along_axis(rows, cache.lengths[:, None] + np.arange(3)[None], axis=1)
+    counts = np.array([3, 2, 3, 1, 0, 3], np.int32)
+    states, cache = jax.jit(lambda *inputs: decoder.extend(*inputs))(chunk, counts, cache)
+    for row, (length, count) in enumerate(zip(LENGTHS.repeat(2), counts, strict=True)):
+        close(states[row, :count], hidden[row // 2, length : length + count])
+    assert cache.lengths.tolist() == (LENGTHS.repeat(2) + counts).tolist()
+
+
+def test_a_chunk_that_a_window_has_no_room_for_is_refused(windowed):
+    cache = prefill(windowed, TOKEN_IDS, LENGTHS, 12)
+    with pytest.raises(ValueError, match="at most chunk_size=1 tokens go into this cache at once, got 2"):
+        windowed.extend(jnp.zeros((3, 2), jnp.int32), jnp.ones(3, jnp.int32), cache)
 
 
 def test_later_tokens_do_not_reach_earlier_positions(decoder):
@@ -179,6 +223,18 @@ def test_random_weights_have_the_stated_spread():
     assert (layer.mlp_norm[...] == 1).all()
     assert (layer.query[...] != decoder.layers[0].query[...]).all()
     assert decoder.head is decoder.embedding[...]
+
+
+def test_bfloat16_computation_keeps_float32_weights(decoder):
+    """Logits are those of bfloat16 weights; the gradient arrives in float32, at weights that stayed float32."""
+    mixed = rebuild(decoder, compute_dtype="bfloat16")
+    coarse = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), decoder)
+    np.testing.assert_array_equal(full_logits(mixed, TOKEN_IDS), full_logits(coarse, TOKEN_IDS))
+    assert mixed.head.dtype == jnp.bfloat16
+    gradients = jax.jit(jax.grad(lambda model: model.logits(jnp.asarray(TOKEN_IDS)).sum()))(mixed)
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
+    logits, cache = decode(mixed, TOKEN_IDS[:, 7], prefill(mixed, TOKEN_IDS, LENGTHS, 12))
+    assert (logits.dtype, cache.keys[0].dtype) == (jnp.float32, jnp.bfloat16)
 
 
 def test_bfloat16_weights_give_float32_logits_near_the_float32_ones(decoder):

@@ -26,6 +26,15 @@ def test_a_folder_with_a_tokenizer_gives_it_too(folder_copy, backend):
     assert (tokenizer.eos_token_ids, tokenizer.pad_token_id) == ((2,), 0)
 
 
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(folder_copy, backend):
+    folder = folder_copy("tiny_llama")
+    backend.add_tokens([f"<{index}>" for index in range(300)])
+    backend.save(str(folder / "tokenizer.json"))
+    message = refusal(folder, ValueError)
+    assert message.startswith(f"{folder / 'tokenizer.json'}: the tokenizer's largest id is ")
+    assert message.endswith("but the model has vocab_size=512 ids")
+
+
 @pytest.mark.parametrize("name", ["smollm3", "no/such/folder", "missing.gguf", "org/missing.gguf", ""])
 def test_an_unknown_name_lists_what_is_allowed(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

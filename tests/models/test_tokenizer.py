@@ -1,8 +1,7 @@
-import json
-
 import pytest
 
-from models.tokenizer import Tokenizer
+from models.backends import add_around
+from models.tokenizer import Tokenizer, check_vocabulary
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -25,13 +24,6 @@ TEXTS = (
 @pytest.fixture
 def tokenizer(backend):
     return Tokenizer(backend, eos_token_ids=[2], pad_token_id=0, chat_template=CHATML)
-
-
-def write_folder(folder, backend, **files):
-    backend.save(str(folder / "tokenizer.json"))
-    for name, content in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
-    return folder
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -63,77 +55,71 @@ def test_a_chat_becomes_the_prompt_of_the_template(tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("template", "expected"),
+    ("template", "values", "expected"),
     [
-        ("{{ bos_token }}{{ messages[0]['content'] }}", "<s>Hi"),
-        ("{% for message in messages %}\n  {{ message['content'] }}\n{% endfor %}", "  Hi\n"),
-        ("{% for message in messages %}{% break %}{% endfor %}{{ messages | tojson }}", json.dumps(HELLO)),
-        ("{{ 'tools' if tools else 'none' }}{{ think }}", "noneno"),
+        ("{{ bos_token }}{{ messages[0]['content'] }}", {}, "<s>Hi"),
+        ("{{ 'tools' if tools else 'none' }}{{ think }}", {"think": "no"}, "noneno"),
+        ({"default": "plain", "tool_use": "{{ tools | length }}"}, {"tools": [1, 2]}, "2"),
+        ({"default": "plain", "tool_use": "{{ tools | length }}"}, {"tools": []}, "plain"),
     ],
 )
-def test_templates_find_what_the_hub_gives_them(backend, template, expected):
+def test_templates_find_what_the_hub_gives_them(backend, template, values, expected):
     tokenizer = Tokenizer(backend, chat_template=template, template_values={"bos_token": "<s>"})
-    assert tokenizer.apply_chat_template(HELLO, think="no") == expected
+    assert tokenizer.apply_chat_template(HELLO, **values) == expected
 
 
 @pytest.mark.parametrize(
     ("template", "message"),
     [
         (None, "no chat template"),
+        ({"rag": "only this"}, "no chat template"),
         ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
-        ("{{ messages.append(1) }}", "refuses these messages"),
-        ("{{ ''.__class__.__mro__ }}", "refuses these messages"),
-        ("{{ 'a' + none }}", "refuses these messages"),
-        ("{% if %}", "refuses these messages"),
+        ("{% if %}", "the chat template is not valid, line 1"),
     ],
 )
-def test_templates_that_refuse_or_reach_out_are_value_errors(backend, template, message):
+def test_templates_that_are_missing_or_refuse_are_value_errors(backend, template, message):
     with pytest.raises(ValueError, match=message):
         Tokenizer(backend, chat_template=template).apply_chat_template(HELLO)
 
 
-def test_a_folder_gives_ids_template_and_special_tokens(tmp_path, backend):
-    settings = {"eos_token": {"content": "<|im_end|>"}, "pad_token": "<|endoftext|>", "bos_token": None}
-    folder = write_folder(tmp_path, backend, tokenizer_config=settings, generation_config={"eos_token_id": [0, 2]})
-    (folder / "chat_template.jinja").write_text("{{ eos_token }}{{ pad_token }}")
-    tokenizer = Tokenizer.from_folder(folder)
-    assert (tokenizer.eos_token_ids, tokenizer.pad_token_id) == ((0, 2), 0)
-    assert tokenizer.apply_chat_template(HELLO) == "<|im_end|><|endoftext|>"
-    assert tokenizer.encode("he 12") == Tokenizer(backend).encode("he 12")
+def test_a_chat_is_encoded_with_one_bos(backend):
+    add_around(backend, "<|endoftext|>")
+    tokenizer = Tokenizer(backend, chat_template="{{ '<|endoftext|>' }}" + CHATML)
+    prompt = tokenizer.apply_chat_template(HELLO)
+    assert tokenizer.encode(prompt, add_special_tokens=True).count(0) == 2
+    assert tokenizer.encode_chat(HELLO) == tokenizer.encode(prompt)
+    assert tokenizer.encode_chat(HELLO).count(0) == 1
+    without = tokenizer.encode_chat(HELLO, add_generation_prompt=False)
+    assert without == tokenizer.encode_chat(HELLO)[: len(without)]
 
 
-@pytest.mark.parametrize(
-    ("settings", "generation", "eos_token_ids", "pad_token_id"),
-    [
-        ({}, {}, (), None),
-        ({}, {"eos_token_id": 2, "pad_token_id": 1}, (2,), 1),
-        ({"eos_token": "<|im_end|>"}, {"eos_token_id": 0}, (0, 2), None),
-        ({"eos_token": "not a token"}, {"eos_token_id": None}, (), None),
-    ],
-)
-def test_ids_come_from_both_files(tmp_path, backend, settings, generation, eos_token_ids, pad_token_id):
-    folder = write_folder(tmp_path, backend, tokenizer_config=settings, generation_config=generation)
-    tokenizer = Tokenizer.from_folder(folder)
-    assert (tokenizer.eos_token_ids, tokenizer.pad_token_id) == (eos_token_ids, pad_token_id)
+def test_only_whole_characters_are_encoded(tokenizer):
+    with pytest.raises(ValueError, match=r"a string of whole characters, it is 'a\\ud83c'"):
+        tokenizer.encode("a\ud83c")
 
 
-@pytest.mark.parametrize(
-    "template", [CHATML, [{"name": "tool_use", "template": "no"}, {"name": "default", "template": CHATML}]]
-)
-def test_the_settings_may_hold_the_template(tmp_path, backend, template):
-    folder = write_folder(tmp_path, backend, tokenizer_config={"chat_template": template})
-    assert "<|im_start|>user\nHi" in Tokenizer.from_folder(folder).apply_chat_template(HELLO)
+def test_what_decode_shows(tokenizer, bpe_parts):
+    num_ids = len(bpe_parts[0])
+    assert [tokenizer.is_shown(i) for i in (2, 3, num_ids - 1, num_ids)] == [False, True, True, False]
+    assert tokenizer.is_shown(2, skip_special_tokens=False)
+    assert tokenizer.special_token_ids == {0, 1, 2}
 
 
-def test_a_folder_without_a_tokenizer_gives_none(tmp_path):
-    assert Tokenizer.from_folder(tmp_path) is None
+def test_a_model_has_a_row_for_every_id(tokenizer, backend, bpe_parts):
+    num_ids = len(bpe_parts[0])
+    check_vocabulary(tokenizer, num_ids, "x.gguf")
+    check_vocabulary(tokenizer, num_ids + 100, "x.gguf")  # a padded head
+    assert tokenizer.foreign_ids == frozenset()
+    with pytest.raises(ValueError, match=f"x.gguf: the tokenizer's largest id is {num_ids - 1}, .*{num_ids - 1} ids"):
+        check_vocabulary(tokenizer, num_ids - 1, "x.gguf")
 
 
-def test_damaged_files_are_named(tmp_path, backend):
-    folder = write_folder(tmp_path, backend)
-    (folder / "tokenizer_config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json is not valid JSON"):
-        Tokenizer.from_folder(folder)
-    (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer file"):
-        Tokenizer.from_folder(folder)
+def test_special_tokens_past_the_model_are_refused_where_they_are_written(backend, bpe_parts):
+    num_ids = len(bpe_parts[0])
+    backend.add_special_tokens(["<image>"])
+    tokenizer = Tokenizer(backend)
+    check_vocabulary(tokenizer, num_ids, "x.gguf")
+    assert tokenizer.foreign_ids == {num_ids}
+    assert tokenizer.encode("<imag e>") == Tokenizer(backend).encode("<imag e>")
+    with pytest.raises(ValueError, match=f"no row for token '<image>' .{num_ids}."):
+        tokenizer.encode("an <image>")

@@ -87,7 +87,7 @@ def test_wide_supports_with_every_edit_are_on_policy_in_any_cut():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(1, 2), (2, 4), (8, 1)])
+@pytest.mark.parametrize("sizes", [(2, 4), (8, 1)])
 def test_updates_on_several_devices_are_those_of_one(sizes):
     """P52 on a mesh, every edit on, and the gradient: rows and vocabulary cut, 16 rows of 3 tokens and 16 ids."""
     mesh = jax.make_mesh(sizes, ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
@@ -110,7 +110,7 @@ def scores_by_hand(model, reference, rows, over):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("over", "estimator"), [("support", "exact"), ("vocabulary", "k3"), ("vocabulary", "exact")])
+@pytest.mark.parametrize(("over", "estimator"), [("support", "exact"), ("vocabulary", "k3")])
 def test_the_loss_has_the_price_of_the_kl_and_the_bonus_of_the_entropy(over, estimator):
     changes = {"kl_coefficient": 0.3, "kl_estimator": estimator, "entropy_coefficient": 0.2, "regularize_over": over}
     config = dataclasses.replace(CONFIG, **changes)

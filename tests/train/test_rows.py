@@ -19,6 +19,7 @@ T, W, EOS = 6, 4, 2
 V = TASK.vocab_size
 ADVANTAGES = jnp.asarray(np.linspace(-1, 1, 16), jnp.float32)
 gradient = jax.jit(accumulate, static_argnums=2)
+make_rows = jax.jit(learner_rows)
 PARAMS = [
     SamplingParams(temperature=0.7 + row / 20, top_k=4, top_p=0.9, seed=row, logit_bias={EOS: row / 8}, max_tokens=T)
     for row in range(16)
@@ -79,8 +80,8 @@ def test_there_and_back_nothing_changes(model, own):
     )  # fmt: skip
     assert_equal(sparse, back)
 
-    assert_equal(gradient(model, learner_rows(back, ADVANTAGES), Learner(CONFIG)),
-                 gradient(model, learner_rows(own, ADVANTAGES), Learner(CONFIG)))  # fmt: skip
+    assert_equal(gradient(model, make_rows(back, ADVANTAGES), Learner(CONFIG)),
+                 gradient(model, make_rows(own, ADVANTAGES), Learner(CONFIG)))  # fmt: skip
 
 
 def test_the_ratio_is_one_with_settings_of_each_row(state, own):
@@ -110,7 +111,7 @@ def test_tokens_of_others_are_context(model, own):
     """Their log-probs and supports reach no gradient; the tokens themselves are read by the model."""
     lists, mask = with_tool(own, 7)
     clean = receive(lists, loss_mask=mask)
-    found, _ = gradient(model, learner_rows(clean, ADVANTAGES), Learner(CONFIG))
+    found, _ = gradient(model, make_rows(clean, ADVANTAGES), Learner(CONFIG))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
 
     held = clean.loss_mask
@@ -124,13 +125,13 @@ def test_tokens_of_others_are_context(model, own):
             counts=jnp.where(held, clean.support.counts, 99),
         ),
     )
-    assert_equal(gradient(model, learner_rows(dirty, ADVANTAGES), Learner(CONFIG))[0], found)
+    assert_equal(gradient(model, make_rows(dirty, ADVANTAGES), Learner(CONFIG))[0], found)
     for field, garbage in (("logprobs", 7.0), ("supports", [9, 9])):
         for entries, flags in zip(lists[field], mask, strict=True):
             entries[:] = [entry if flag else garbage for entry, flag in zip(entries, flags, strict=True)]
     assert_equal(receive(lists, loss_mask=mask), clean)
 
-    other, _ = gradient(model, learner_rows(receive(with_tool(own, 8)[0], loss_mask=mask), ADVANTAGES), Learner(CONFIG))
+    other, _ = gradient(model, make_rows(receive(with_tool(own, 8)[0], loss_mask=mask), ADVANTAGES), Learner(CONFIG))
     assert any((a != b).any() for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(other), strict=True))
 
 
@@ -138,7 +139,7 @@ def test_each_token_is_scored_behind_all_that_stands_before_it(model, own):
     """Against logits of whole rows put together by hand."""
     lists, mask = with_tool(own, 7)
     rollout = receive(lists, loss_mask=mask)
-    rows = learner_rows(rollout, ADVANTAGES)
+    rows = make_rows(rollout, ADVANTAGES)
     whole = np.zeros(rows.token_ids.shape, np.int32)
     start = len(lists["prompts"][0])
     for row, completion in enumerate(lists["completions"]):

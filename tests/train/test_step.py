@@ -123,14 +123,13 @@ def test_recorded_logprobs_are_the_models_on_the_recorded_supports(state):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_micro_batches", [2, 4])
-def test_micro_batches_do_not_change_the_gradient(state, num_micro_batches):
+def test_micro_batches_do_not_change_the_gradient(state):
     rollout = rollout_of(state)
     # Unequal lengths, so that means of means would differ from the mean.
     rollout = dataclasses.replace(rollout, lengths=jnp.asarray(np.arange(16) % 3 + 1, jnp.int32))
     rows = ROWS(rollout, jnp.asarray(np.linspace(-1, 1, 16), jnp.float32))
     whole, seen = GRADIENTS(state.model, rows, Learner(CONFIG))
-    cut = Learner(dataclasses.replace(CONFIG, num_micro_batches=num_micro_batches))
+    cut = Learner(dataclasses.replace(CONFIG, num_micro_batches=4))
     parts, seen_parts = GRADIENTS(state.model, rows, cut)
     for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6 * float(jnp.abs(one).max() + 1))
@@ -179,21 +178,14 @@ def test_equal_rewards_move_nothing(state):
 @pytest.mark.slow
 def test_later_passes_move_on_from_the_first(state):
     rollout, rewards = rollout_of(state), Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
-    steep = dataclasses.replace(CONFIG, learning_rate=0.05)
-
-    def moved(num_updates):
-        config = dataclasses.replace(steep, num_updates=num_updates)
-        optimizer = make_optimizer(config, 10)
-        start = init_state(state.model, optimizer, 0)
-        return updated(start, rollout, rewards, config, optimizer)
-
-    (once, first), (thrice, all_passes) = moved(1), moved(3)
-    assert first.max_ratio_error <= 1e-5
-    assert all_passes.max_ratio_error <= 1e-5, "reported for the first pass, which has the weights that sampled"
-    assert first.clip_fraction == 0
-    assert all_passes.clip_fraction > 0, "steep steps push ratios of later passes into the clip"
-    assert int(thrice.step) == 1
-    assert float(jnp.abs(once.model.head - thrice.model.head).max()) > 0.01
+    config = dataclasses.replace(CONFIG, learning_rate=0.05, num_updates=3)
+    optimizer = make_optimizer(config, 10)
+    after, metrics = updated(init_state(state.model, optimizer, 0), rollout, rewards, config, optimizer)
+    assert metrics.max_ratio_error <= 1e-5, "reported for the first pass, which has the weights that sampled"
+    assert metrics.clip_fraction > 0, "steep steps push ratios of later passes into the clip"
+    assert int(after.step) == 1
+    # A step of Adam is at most the learning rate, and the first one close to it.
+    assert float(jnp.abs(after.model.head - state.model.head).max()) > 1.2 * config.learning_rate
 
 
 @pytest.mark.parametrize(
@@ -311,7 +303,6 @@ def test_an_iteration_with_the_kernels_is_the_plain_one(state):
 
 # Every loss, advantage and aggregation once, with all that can be added to them.
 OBJECTIVES = {
-    "grpo": {"aggregation": "seq-mean-token-mean"},
     "dr-grpo": {"aggregation": "constant-length", "clip_epsilon_high": 0.28},
     "gspo": {"loss": "gspo", "aggregation": "seq-mean-token-mean", "entropy_coefficient": 0.01},
     "gspo-token": {"loss": "gspo-token", "aggregation": "token-mean", "sequence_ratio_max": 1.05},
@@ -328,9 +319,8 @@ def off_policy_rows(state):
     return dataclasses.replace(rows, behaviour_logprobs=rows.behaviour_logprobs + jnp.asarray(noise, jnp.float32))
 
 
-# Each loss in one cut besides the whole; `test_micro_batches_do_not_change_the_gradient` has both cuts of one loss.
-# what a loss or an aggregation asks of whole sequences must hold in whatever cut.
-CUTS = dict(zip(OBJECTIVES, (2, 4, 4, 2, 2, 4), strict=True))
+# Each loss in one cut besides the whole: what it or its aggregation asks of whole sequences must hold in whatever cut.
+CUTS = dict(zip(OBJECTIVES, (4, 4, 2, 2, 4), strict=True))
 
 
 @pytest.mark.slow
@@ -393,9 +383,12 @@ def finite_and_moved(before, after, metrics):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ("cispo", "dapo")])
 def test_every_published_algorithm_moves_the_policy(state, name):
-    """In one program, behind the rollout and the rewards, which no algorithm has a say in."""
+    """In one program, behind the rollout and the rewards, which no algorithm has a say in.
+
+    CISPO is below. DAPO has the loss and the aggregation of REINFORCE++ here, and the advantages of GRPO.
+    """
     config = dataclasses.replace(as_published(CONFIG, name), num_updates=2)
     rollout = rollout_of(state)
     after, metrics = updated(state, rollout, TASK.score(rollout), config)

@@ -6,7 +6,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from jaxmask import Rollout, SamplingBatch, SamplingParams, Support
 from models import Tokenizer
-from models.tokenizer import byte_level_bpe
+from models.backends import byte_level_bpe
 from train.tasks import ChainSum, SortDigits
 from train.tasks.chain_sum import last_integer
 
