@@ -19,7 +19,10 @@ class Layer(nnx.Module):
     """Parameters of one block, as the hub files store them: one row of a weight per output."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32):
-        """Random weights: normal(0.02), those that write to the residual stream / sqrt(2 num_layers); norms at 1."""
+        """Random weights: normal(0.02), those that write to the residual stream / sqrt(2 num_layers); norms at 1.
+
+        Adapters are float32 whatever the dtype: a bfloat16 one would not take small steps.
+        """
         width, head_dim, mlp_width = config.width, config.head_dim, config.mlp_width
         query_width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
         residual_std = INIT_STD / (2 * config.num_layers) ** 0.5
@@ -45,11 +48,10 @@ class Layer(nnx.Module):
             self.attention_post_norm = norm_weight(config, width, dtype)
             self.mlp_post_norm = norm_weight(config, width, dtype)
         if config.lora is not None:
-            # B starts at zero, so the adapters change nothing yet.
             for name in config.lora.targets:
-                num_outputs, num_inputs = getattr(self, name).shape
-                setattr(self, f"{name}_lora_a", normal(rngs, (config.lora.rank, num_inputs), dtype))
-                setattr(self, f"{name}_lora_b", nnx.Param(jnp.zeros((num_outputs, config.lora.rank), dtype)))
+                down, up = new_adapter(rngs, getattr(self, name).shape, config.lora.rank)
+                setattr(self, f"{name}_lora_a", down)
+                setattr(self, f"{name}_lora_b", up)
 
     def weight(self, name: str) -> Array:
         """A parameter as it is used: in the dtype of computation, no longer cut along the width."""
@@ -82,8 +84,10 @@ class Layer(nnx.Module):
         lora = self.config.lora
         if lora is None or name not in lora.targets:
             return y
-        low = linear(x, self.weight(f"{name}_lora_a"))
-        return y + lora.scale * linear(low, self.weight(f"{name}_lora_b"))
+        # Adapters may be float32 over a bfloat16 weight: added in their dtype, then rounded once.
+        down, up = self.weight(f"{name}_lora_a"), self.weight(f"{name}_lora_b")
+        added = lora.scale * linear(linear(x.astype(down.dtype), down), up)
+        return (y.astype(up.dtype) + added).astype(y.dtype)
 
     def _heads(self, x: Float[Array, "*B D"], name: str) -> Float[Array, "*B N Hd"]:
         y = self._linear(x, name)
@@ -125,3 +129,15 @@ def norm_weight(config: DecoderConfig, size: int, dtype: DTypeLike) -> nnx.Param
 def normal(rngs: nnx.Rngs, shape: tuple[int, int], dtype: DTypeLike, std: float = INIT_STD) -> nnx.Param:
     """Normal draws; made in float32, so that every dtype gets the same ones, rounded."""
     return nnx.Param((std * jax.random.normal(rngs.params(), shape, jnp.float32)).astype(dtype))
+
+
+def new_adapter(rngs: nnx.Rngs, shape: tuple[int, ...], rank: int) -> tuple[nnx.Param, nnx.Param]:
+    """A [r, I] and B [O, r] beside a weight [O, I], float32: A uniform in +-1 / sqrt(I), B zero, so that B A is zero.
+
+    Source: PEFT's `init_lora_weights=True`: Kaiming's uniform draws with a = sqrt(5), whose bound is
+      sqrt(6 / ((1 + a^2) I)).
+    """
+    num_outputs, num_inputs = shape
+    bound = num_inputs**-0.5
+    down = jax.random.uniform(rngs.params(), (rank, num_inputs), jnp.float32, -bound, bound)
+    return nnx.Param(down), nnx.Param(jnp.zeros((num_outputs, rank), jnp.float32))

@@ -1,4 +1,4 @@
-"""Read the small files around a model, with one clear line when they are damaged."""
+"""Read and write the small files around a model, with one clear line when they are damaged."""
 
 import json
 from pathlib import Path
@@ -26,3 +26,10 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_json_if_present(path: Path) -> dict[str, Any]:
     """As read_json, but an empty object where there is no file."""
     return read_json(path) if path.is_file() else {}
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file that, whenever the process dies, holds all of the text or what it held before."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)

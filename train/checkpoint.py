@@ -1,24 +1,26 @@
-"""Checkpoints of a learner's state: Orbax, one folder a step, whole or not there.
+"""Checkpoints of a learner's state: one folder a step, whole or not there (see `models.arrays`).
 
-    checkpoints/200/            written by Orbax
-    checkpoints/200.files.json  size and CRC-32 of each file in it; written last, so a step without it is unfinished
-
-The list is checked before anything is read: Orbax reads in threads that outlive an error and go on complaining.
+With adapters the frozen weights are not written, only a fingerprint of their bits: they are those of the state that is
+restored into.
 """
 
 from __future__ import annotations
 
-import json
-import zlib
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from jaxtyping import Array, UInt32
 
+from models import Decoder
+from models.arrays import LIST_SUFFIX, read_arrays, write_arrays
+from train.partition import partition
 from train.state import TrainState
 
-_SUFFIX = ".files.json"
+FROZEN = ".frozen"
 
 
 def save(folder: Path, step: int, state: TrainState) -> Path:
@@ -27,25 +29,7 @@ def save(folder: Path, step: int, state: TrainState) -> Path:
     Raises:
       ValueError: a finished checkpoint of that step exists already.
     """
-    path = (folder / str(step)).resolve()
-    if path.with_name(path.name + _SUFFIX).exists():
-        raise ValueError(f"{path} exists already; a checkpoint is never overwritten.")
-    if path.exists():
-        # A run was killed between the folder and its list: set aside, since nobody can tell what it holds.
-        path.rename(_free_name(path))
-    with ocp.StandardCheckpointer() as checkpointer:
-        # Waited for: the next iteration donates the very buffers that are being written.
-        checkpointer.save(path, _named_leaves(state))
-        checkpointer.wait_until_finished()
-    write_whole(path.with_name(path.name + _SUFFIX), json.dumps(_list_files(path), indent=1))
-    return path
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file that, whenever the process dies, holds all of the text or what it held before."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    return write_arrays(folder / str(step), _named_leaves(state))
 
 
 def latest_step(folder: Path) -> int:
@@ -54,10 +38,10 @@ def latest_step(folder: Path) -> int:
     Raises:
       ValueError: there is none.
     """
-    names = [path.name.removesuffix(_SUFFIX) for path in folder.glob(f"*{_SUFFIX}")]
+    names = [path.name.removesuffix(LIST_SUFFIX) for path in folder.glob(f"*{LIST_SUFFIX}")]
     steps = [int(name) for name in names if name.isascii() and name.isdigit()]
     if not steps:
-        raise ValueError(f"{folder} holds no finished checkpoint; expected STEP{_SUFFIX} beside a folder STEP.")
+        raise ValueError(f"{folder} holds no finished checkpoint; expected STEP{LIST_SUFFIX} beside a folder STEP.")
     return max(steps)
 
 
@@ -67,79 +51,48 @@ def restore(folder: Path, step: int, like: TrainState) -> TrainState:
     Args:
       folder: where checkpoints lie.
       step: which of them.
-      like: a state of the same model and optimiser; gives structure and shapes, its values are not used.
+      like: a state of the same model and optimiser; gives structure, shapes and frozen weights, its other values are
+        not used.
 
     Raises:
       ValueError: the checkpoint is damaged, or belongs to another model or optimiser; the file or array is named.
     """
     path = (folder / str(step)).resolve()
-    wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, _named_leaves(like))
+    leaves = _named_leaves(like)
     try:
-        _check_files(path)
-        with ocp.StandardCheckpointer() as checkpointer:
-            _check_leaves(dict(checkpointer.metadata(path).item_metadata.tree), wanted)
-            found = checkpointer.restore(path, wanted)
-    except Exception as error:  # Orbax and its storage raise many kinds, and every one of them means the same here
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"checkpoint {path} is damaged or does not fit this run: {reason}") from error
+        found = read_arrays(path, jax.tree.map(ocp.utils.to_shape_dtype_struct, leaves))
+        if FROZEN in leaves and not bool((found[FROZEN] == leaves[FROZEN]).all()):
+            raise ValueError("its frozen weights are others")
+    except ValueError as error:
+        raise ValueError(f"checkpoint {path} is damaged or does not fit this run: {error}") from error
     return _with_leaves(like, found)
-
-
-def _free_name(path: Path) -> Path:
-    number = 1
-    while (name := path.with_name(f"{path.name}.unfinished-{number}")).exists():
-        number += 1
-    return name
-
-
-def _list_files(path: Path) -> dict[str, tuple[int, int]]:
-    """Size and CRC-32 of every file under `path`."""
-    listed = {}
-    for file in sorted(path.rglob("*")):
-        if file.is_file():
-            listed[file.relative_to(path).as_posix()] = (file.stat().st_size, _checksum(file))
-    return listed
-
-
-def _checksum(file: Path) -> int:
-    checksum = 0
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            checksum = zlib.crc32(block, checksum)
-    return checksum
-
-
-def _check_files(path: Path) -> None:
-    listed = json.loads(path.with_name(path.name + _SUFFIX).read_text(encoding="utf-8"))
-    for name, (size, checksum) in listed.items():
-        file = path / name
-        if not file.is_file():
-            raise ValueError(f"file {name} is missing")
-        if file.stat().st_size != size:
-            raise ValueError(f"file {name} has {file.stat().st_size} bytes, not {size}")
-        if _checksum(file) != checksum:
-            raise ValueError(f"file {name} does not have its checksum")
-
-
-def _check_leaves(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    for name in sorted(found.keys() ^ wanted.keys()):
-        raise ValueError(f"it {'holds' if name in found else 'lacks'} an array {name}")
-    for name, leaf in wanted.items():
-        if tuple(found[name].shape) != leaf.shape:
-            raise ValueError(f"array {name} has shape {tuple(found[name].shape)}, not {leaf.shape}")
 
 
 def _named_leaves(state: TrainState) -> dict[str, Any]:
     """Leaves by their path, so that a checkpoint does not depend on the classes that held them."""
-    return {jax.tree_util.keystr(path): _plain(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    trained, frozen = partition(state.model)
+    kept = jax.tree_util.tree_leaves_with_path(dataclasses.replace(state, model=trained))
+    named = {jax.tree_util.keystr(path): _plain(leaf) for path, leaf in kept}
+    return named | {FROZEN: _fingerprint(frozen)} if jax.tree.leaves(frozen) else named
 
 
 def _with_leaves(like: TrainState, leaves: dict[str, Any]) -> TrainState:
     def restored(path: Any, leaf: Any) -> Any:
-        plain = leaves[jax.tree_util.keystr(path)]
+        plain = leaves.get(jax.tree_util.keystr(path), leaf)
         return jax.random.wrap_key_data(plain) if _is_key(leaf) else plain
 
     return jax.tree_util.tree_map_with_path(restored, like)
+
+
+@jax.jit
+def _fingerprint(frozen: Decoder) -> UInt32[Array, " N"]:
+    """The bits of each weight added up: the same on every mesh, since integers add in any order."""
+
+    def add_up(leaf: Array) -> UInt32[Array, ""]:
+        width = jnp.dtype(leaf.dtype).itemsize * 8
+        return jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{width}")).astype(jnp.uint32).sum()
+
+    return jnp.stack([add_up(leaf) for leaf in jax.tree.leaves(frozen)])
 
 
 def _plain(leaf: Any) -> Any:

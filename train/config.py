@@ -9,6 +9,8 @@ from typing import Any, Literal, get_args
 
 from jaxmask import SamplingParams, check_sampling_mask
 from jaxmask.kernels.dispatch import check_implementation
+from models.config import PROJECTIONS, LoraConfig
+from models.records import from_values
 
 LossName = Literal["grpo", "gspo", "gspo-token", "cispo", "reinforce"]
 AdvantageName = Literal["grpo", "dr-grpo", "rloo", "reinforce++-baseline"]
@@ -169,6 +171,10 @@ class RunConfig:
       iterations: updates of the whole run.
       seed: of weights, prompts and sampling.
       checkpoint_every: iterations between checkpoints; the last iteration always has one.
+      lora_rank: rank of the adapters that are trained in place of the weights, which stay as they are; 0: none.
+      lora_alpha: B A is multiplied by alpha / rank, > 0.
+      lora_targets: projections that have an adapter, among `models.config.PROJECTIONS`.
+      base_dtype: of weights that are not trained: "float32", or "bfloat16" with adapters.
       grpo: the iteration.
     """
 
@@ -178,6 +184,10 @@ class RunConfig:
     iterations: int
     seed: int = 0
     checkpoint_every: int = 100
+    lora_rank: int = 0
+    lora_alpha: float = 16.0
+    lora_targets: tuple[str, ...] = PROJECTIONS
+    base_dtype: Literal["float32", "bfloat16"] = "float32"
     grpo: GRPOConfig = dataclasses.field(default_factory=GRPOConfig)
 
     def __post_init__(self) -> None:
@@ -186,6 +196,18 @@ class RunConfig:
         _require(self.iterations >= 1, "iterations", self.iterations, "at least 1")
         _require(0 <= self.seed < 2**32, "seed", self.seed, "in [0, 2**32)")
         _require(self.checkpoint_every >= 1, "checkpoint_every", self.checkpoint_every, "at least 1")
+        _require(self.lora_rank >= 0, "lora_rank", self.lora_rank, "at least 0")
+        _require(0 < self.lora_alpha < math.inf, "lora_alpha", self.lora_alpha, "> 0 and finite")
+        known = bool(self.lora_targets) and set(self.lora_targets) <= set(PROJECTIONS)
+        _require(known, "lora_targets", self.lora_targets, f"some of {', '.join(PROJECTIONS)}")
+        allowed = "float32 or bfloat16" if self.lora_rank else "float32 without adapters"
+        is_allowed = self.base_dtype == "float32" or (self.base_dtype == "bfloat16" and self.lora_rank > 0)
+        _require(is_allowed, "base_dtype", repr(self.base_dtype), allowed)
+
+    @property
+    def lora(self) -> LoraConfig | None:
+        """The adapters; None for a run that trains the weights."""
+        return LoraConfig(self.lora_rank, self.lora_alpha, self.lora_targets) if self.lora_rank else None
 
     def to_json(self) -> str:
         """The run as JSON text."""
@@ -201,8 +223,8 @@ class RunConfig:
         values = json.loads(text)
         if not isinstance(values, dict) or not isinstance(values.get("grpo"), dict):
             raise ValueError("a run must be a JSON object with an object under 'grpo'.")
-        grpo = _build(GRPOConfig, values.pop("grpo"))
-        return _build(cls, {**values, "grpo": grpo})
+        grpo = from_values(GRPOConfig, values.pop("grpo"))
+        return from_values(cls, {**values, "grpo": grpo})
 
 
 TASKS = ("sort", "chain-sum")
@@ -215,29 +237,6 @@ _CHOICES = {
     "kl_estimator": get_args(KLEstimatorName),
     "regularize_over": get_args(RegularizeOver),
 }
-
-
-def _is_of_type(value: Any, annotation: str) -> bool:
-    """Whether a JSON value fits a plain annotation; others are checked by the class itself."""
-    if isinstance(value, bool) or annotation == "bool":
-        return isinstance(value, bool) and annotation == "bool"
-    if value is None and annotation.endswith(" | None"):
-        return True
-    kinds: dict[str, Any] = {"int": int, "float": (int, float), "str": str}
-    return isinstance(value, kinds.get(annotation.removesuffix(" | None"), object))
-
-
-def _build(kind: type, values: dict[str, Any]) -> Any:
-    known = {field.name for field in dataclasses.fields(kind)}
-    if unknown := sorted(set(values) - known):
-        raise ValueError(f"unknown fields {unknown} of {kind.__name__}; allowed are {sorted(known)}.")
-    for field in dataclasses.fields(kind):
-        if field.name in values and not _is_of_type(values[field.name], str(field.type)):
-            raise ValueError(f"{field.name} must be of type {field.type}, got {values[field.name]!r}.")
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise ValueError(f"{kind.__name__} does not fit: {error}.") from error
 
 
 def _require(holds: bool, field: str, value: Any, allowed: str) -> None:

@@ -17,6 +17,7 @@ from train.config import GRPOConfig
 from train.losses import LossInputs, LossOutput
 from train.metrics import Pass
 from train.objective import objective
+from train.partition import combine, partition
 from train.rows import LearnerRows
 
 T = TypeVar("T")
@@ -38,18 +39,26 @@ class Learner:
 
 
 def accumulate(model: Decoder, rows: LearnerRows, learner: Learner) -> tuple[Decoder, Pass]:
-    """The gradient of the loss over all rows, and what the pass saw; the cut changes neither."""
+    """The gradient of the loss over all rows, and what the pass saw; the cut changes neither.
+
+    The gradient is of what is trained alone: a decoder with None in place of frozen weights.
+    """
     config = learner.config
+    trained, frozen = partition(model)
+
+    def loss_of(trained: Decoder, *rest: Any) -> tuple[Float[Array, ""], Any]:
+        return _loss(combine(trained, frozen), *rest)
+
     # Those of the whole batch, known beforehand, so that parts add up to the undivided loss.
     whole = aggregation(rows.loss_mask, config.aggregation, max_length=config.max_new_tokens)
 
     def add_part(gradients: Decoder, part: Int[Array, ""]) -> tuple[Decoder, tuple[Any, ...]]:
         part_rows, weights = _part((rows, whole.weights), part, config)
         aggregated = Aggregation(weights, whole.denominator)
-        (loss, seen), new = jax.value_and_grad(_loss, has_aux=True)(model, part_rows, aggregated, learner)
+        (loss, seen), new = jax.value_and_grad(loss_of, has_aux=True)(trained, part_rows, aggregated, learner)
         return jax.tree.map(jnp.add, gradients, new), (loss, *seen)
 
-    zeros = jax.tree.map(jnp.zeros_like, model)
+    zeros = jax.tree.map(jnp.zeros_like, trained)
     gradients, (losses, outputs, entropy, kl) = jax.lax.scan(add_part, zeros, _parts(config))
     shape = rows.loss_mask.shape
     num_tokens = jnp.maximum(outputs.num_tokens.sum(), 1.0)

@@ -1,6 +1,6 @@
 """A run from its configuration to its folder: config, metrics, samples, curves, checkpoints.
 
-config.json  metrics.jsonl  samples.jsonl  curves.png  checkpoints/<step>/
+config.json  metrics.jsonl  samples.jsonl  curves.png  checkpoints/<step>/  adapters/ (of a run that trains these)
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from flax import nnx
 from rich.console import Console
 
-import models
+from models import lora
+from models.files import write_whole
 from train import checkpoint, report, samples
+from train.build import build
 from train.config import RunConfig
 from train.display import Display
-from train.loop import DeviceLoop, HostLoop, Loop
+from train.loop import Loop
 from train.metrics import NAMES, Metrics
-from train.state import TrainState, init_state, make_optimizer
-from train.tasks import ChainSum, DeviceTask, HostTask, SortDigits
+from train.state import TrainState
+from train.tasks import DeviceTask, HostTask
 
 NUM_SAMPLES = 5
 RUNS = Path("runs")
@@ -84,7 +84,7 @@ def resume(folder: Path, iterations: int | None, console: Console) -> None:
     loop, task, state = build(config)
     state = checkpoint.restore(folder / "checkpoints", step, state)
     if iterations is not None:
-        checkpoint.write_whole(config_path, config.to_json())
+        write_whole(config_path, config.to_json())
     console.print(f"resuming {folder} after iteration {step}")
     with _says_how_to_go_on(folder):
         _train(config, folder, console, loop, task, state, first_step=step)
@@ -114,64 +114,6 @@ def new_folder(root: Path, name: str) -> Path:
             number += 1
         else:
             return folder
-
-
-def build(config: RunConfig) -> tuple[Loop, DeviceTask | HostTask, TrainState]:
-    """What a run starts with: its loop, its task, and the state before the first iteration.
-
-    Raises:
-      ValueError: the model has no tokenizer and the task needs one, or completions do not fit the model.
-    """
-    optimizer = make_optimizer(config.grpo, config.iterations)
-    if config.task == "sort":
-        sorting = SortDigits()
-        model = _decoder(config, sorting.vocab_size)
-        _check_length(model, sorting.prompt_width, config)
-        loop: Loop = DeviceLoop(sorting, config.grpo, optimizer, _reference(model, config))
-        return loop, sorting, init_state(model, optimizer, config.seed)
-    model, tokenizer = models.load(config.model)
-    if tokenizer is None:
-        raise ValueError(f"task {config.task!r} needs a tokenizer, and model {config.model!r} has none.")
-    chain_sum = ChainSum(tokenizer, seed=config.seed)
-    _check_length(model, chain_sum.prompt_width, config)
-    loop = HostLoop(chain_sum, config.grpo, optimizer, _reference(model, config))
-    return loop, chain_sum, init_state(model, optimizer, config.seed)
-
-
-def _reference(model: models.Decoder, config: RunConfig) -> models.Decoder | None:
-    """The policy before the first iteration, also of a run that is resumed; None where the loss has no KL."""
-    # A copy: the learner's arrays are donated.
-    return jax.tree.map(jnp.copy, model) if config.grpo.kl_coefficient > 0 else None
-
-
-def _check_length(model: models.Decoder, prompt_width: int, config: RunConfig) -> None:
-    longest = model.max_length - prompt_width
-    if config.grpo.max_new_tokens > longest:
-        raise ValueError(
-            f"max_new_tokens must be at most {longest} (the model's {model.max_length} positions less {prompt_width} "
-            f"of the prompt), got {config.grpo.max_new_tokens}."
-        )
-
-
-def _decoder(config: RunConfig, vocab_size: int) -> models.Decoder:
-    if config.model != "tiny":
-        raise ValueError(f"task {config.task!r} has its own alphabet; model must be 'tiny', got {config.model!r}.")
-    shape = models.DecoderConfig(
-        vocab_size=vocab_size,
-        num_layers=2,
-        width=64,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        mlp_width=192,
-        rope_theta=10000.0,
-        rope_scaling=None,
-        norm_eps=1e-6,
-        tie_embeddings=True,
-        max_length=64,
-        fixed_order=True,
-    )
-    return models.Decoder(shape, rngs=nnx.Rngs(config.seed))
 
 
 def _train(
@@ -243,6 +185,9 @@ def _finish(
     console.print(f"curves      {folder / 'curves.png'}", soft_wrap=True)
     console.print(f"samples     {folder / 'samples.jsonl'}", soft_wrap=True)
     console.print(f"checkpoint  {folder / 'checkpoints' / str(config.iterations)}", soft_wrap=True)
+    if config.lora is not None:
+        lora.save(state.model, folder / "adapters", None if config.model == "tiny" else config.model)
+        console.print(f"adapters    {folder / 'adapters'}", soft_wrap=True)
 
 
 def _mean(rows: list[dict[str, Any]], name: str) -> float:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Int, Key
 
 from models import Decoder, MeshRules, shard
 from train.config import GRPOConfig
+from train.partition import combine, partition
 
 # Share of the learning rate that a cosine schedule ends with.
 FINAL_LEARNING_RATE = 0.05
@@ -24,8 +25,9 @@ class TrainState:
     """Everything an iteration changes.
 
     Attributes:
-      model: the policy; its own parameter pytree, float32.
-      opt_state: of the optimiser.
+      model: the policy; its own parameter pytree. What is trained is float32: all of it, or its adapters alone where it
+        has some (see `train.partition`).
+      opt_state: of the optimiser, for what is trained.
       step: iterations done.
       key: root of all randomness; iteration s uses fold_in(key, s), so a resumed run draws what an unbroken one would.
     """
@@ -53,25 +55,28 @@ def init_state(model: Decoder, optimizer: optax.GradientTransformation, seed: in
     """The state before the first iteration.
 
     Raises:
-      ValueError: weights that are not float32: a bfloat16 weight of 1 does not move by less than 0.004.
+      ValueError: weights to train that are not float32: a bfloat16 weight of 1 does not move by less than 0.004.
     """
-    dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(model) if leaf.dtype != jnp.float32}
+    trained, _ = partition(model)
+    dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(trained) if leaf.dtype != jnp.float32}
     if dtypes:
         raise ValueError(f"the weights that are trained must be float32, got {', '.join(sorted(dtypes))}.")
-    state = TrainState(model, optimizer.init(model), jnp.int32(0), jax.random.key(seed))
+    state = TrainState(model, optimizer.init(trained), jnp.int32(0), jax.random.key(seed))
     return state if model.rules is None else _on_mesh(state, model.rules)
 
 
 def apply_gradients(
     state: TrainState, gradients: Decoder, optimizer: optax.GradientTransformation
 ) -> tuple[Decoder, Any]:
-    """The model and the optimiser's state after one update."""
+    """The model and the optimiser's state after one update of what is trained."""
+    trained, frozen = partition(state.model)
     # Optax mixes its integer step count with Python floats, which strict promotion refuses.
     with jax.numpy_dtype_promotion("standard"):
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.model)
-        model = optax.apply_updates(state.model, updates)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, trained)
+        trained = optax.apply_updates(trained, updates)
     # The next iteration is then the same program.
-    return (model if model.rules is None else shard(model, model.rules)), opt_state
+    trained = trained if trained.rules is None else shard(trained, trained.rules)
+    return combine(trained, frozen), opt_state
 
 
 def _on_mesh(state: TrainState, rules: MeshRules) -> TrainState:

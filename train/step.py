@@ -16,11 +16,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Key
 
 from jaxmask import Rollout, SamplingBatch, generate
-from models import Decoder
+from models import Decoder, lora
 from train.advantages import ADVANTAGES, soft_overlong_punishment
 from train.config import GRPOConfig
 from train.gradients import Learner, accumulate, logprobs
 from train.metrics import Metrics, Pass, iteration_metrics
+from train.partition import combine, partition
 from train.rows import check_replayable, learner_rows, mean_staleness, without_stale
 from train.state import TrainState, apply_gradients
 from train.tasks.base import DeviceTask, Prompts, Rewards
@@ -84,7 +85,8 @@ def grpo_step(
       rewards: one per completion.
       config: the loss and how it is cut into micro-batches.
       optimizer: that of `state.opt_state`.
-      reference: the policy that `kl_coefficient` holds the trained one to; needed where it is above 0.
+      reference: the policy that `kl_coefficient` holds the trained one to; needed where it is above 0. None with
+        adapters: the base without them, whose arrays the state already holds.
       sharding: how the logits are cut over a mesh, rows and vocabulary; see `jaxmask.support_log_probs`.
 
     Raises:
@@ -95,24 +97,29 @@ def grpo_step(
     Source: DeepSeekMath, arXiv 2402.03300, algorithm 1; supports as in DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
     """
     check_replayable(rollout, config)
-    if config.kl_coefficient > 0 and reference is None:
+    if config.kl_coefficient > 0 and reference is None and state.model.config.lora is None:
         raise ValueError(f"kl_coefficient {config.kl_coefficient} needs a reference policy, got none.")
     staleness = mean_staleness(rollout, state.step)
     rollout = without_stale(rollout, state.step, config)
     rows = learner_rows(rollout, _advantages(rollout, rewards, config))
+    if config.kl_coefficient > 0 and reference is None:
+        reference = lora.detach(state.model)
     learner = Learner(config, reference, sharding)
+    trained, frozen = partition(state.model)
     if config.tis_cap is not None and config.num_updates > 1:
         rows = dataclasses.replace(rows, old_logprobs=logprobs(state.model, rows, learner))
 
     def update(state: TrainState, _: None) -> tuple[TrainState, tuple[Pass, Array]]:
-        gradients, done = accumulate(state.model, rows, learner)
+        gradients, done = accumulate(combine(state.model, frozen), rows, learner)
         model, opt_state = apply_gradients(state, gradients, optimizer)
         return dataclasses.replace(state, model=model, opt_state=opt_state), (done, optax.tree.norm(gradients))
 
+    # Frozen weights stay out of what the loop carries.
+    state = dataclasses.replace(state, model=trained)
     state, (passes, grad_norms) = jax.lax.scan(update, state, None, length=config.num_updates)
     first = jax.tree.map(lambda leaf: leaf[0], passes)
     metrics = iteration_metrics(rollout, rewards, first, grad_norms[0], passes.clip_fraction.mean(), staleness)
-    return dataclasses.replace(state, step=state.step + 1), metrics
+    return dataclasses.replace(state, model=combine(state.model, frozen), step=state.step + 1), metrics
 
 
 @functools.partial(jax.jit, static_argnames=("task", "config", "optimizer"), donate_argnums=0)

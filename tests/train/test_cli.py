@@ -1,5 +1,6 @@
 import pytest
 
+from models import LoraConfig
 from train import cli
 
 
@@ -13,6 +14,7 @@ from train import cli
         (["--loss", "ppo"], ["--loss", "grpo", "cispo"]),
         (["--tis-cap", "0.5"], ["tis_cap", "at least 1", "0.5"]),
         (["--colour", "red"], ["--colour"]),
+        (["--lora-rank", "2", "--lora-targets", "query", "head"], ["lora_targets", "query, key", "'head'"]),
         (["--task", "chess"], ["task", "sort, chain-sum", "'chess'"]),
         (["--preset", "smollm2-arithmetic", "--model", "/no/such/model"], ["/no/such/model", "allowed"]),
         (["--resume", "/no/such/run"], ["/no/such/run", "config.json"]),
@@ -50,6 +52,14 @@ def test_overrides_reach_the_run(monkeypatch, tmp_path):
     assert (config.iterations, config.grpo.top_p, config.grpo.sampling_mask) == (7, 0.8, False)
     assert (config.preset, config.grpo.top_k) == ("sort-tiny", 8)
     assert folder == tmp_path / "x"
+
+
+def test_adapters_are_options(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(cli.run, "start", lambda config, folder, console: seen.append(config.lora))
+    argv = ["--lora-rank", "8", "--lora-alpha", "16", "--out", str(tmp_path / "x")]
+    assert cli.main(argv) == cli.main([*argv, "--lora-targets", "query", "value"]) == 0
+    assert seen == [LoraConfig(8, 16.0), LoraConfig(8, 16.0, ("query", "value"))]
 
 
 def test_the_losses_are_options(monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from models import LoraConfig
 from train.advantages import ADVANTAGES
 from train.aggregation import AGGREGATIONS
 from train.config import _CHOICES, GRPOConfig, RunConfig
@@ -67,11 +68,25 @@ def test_values_out_of_range_are_named(field, value, message):
         ("iterations", 0, "iterations must be at least 1, got 0"),
         ("seed", -1, r"seed must be in \[0, 2\*\*32\), got -1"),
         ("checkpoint_every", 0, "checkpoint_every must be at least 1, got 0"),
+        ("lora_rank", -1, "lora_rank must be at least 0, got -1"),
+        ("lora_alpha", 0.0, "lora_alpha must be > 0 and finite, got 0.0"),
+        ("lora_targets", ("query", "head"), r"lora_targets must be some of query, .* down, got \('query', 'head'\)"),
+        ("lora_targets", (), "lora_targets must be some of"),
+        ("base_dtype", "bfloat16", "base_dtype must be float32 without adapters, got 'bfloat16'"),
     ],
 )
 def test_a_run_out_of_range_is_named(field, value, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(find_preset("sort-tiny"), **{field: value})
+
+
+def test_adapters_round_trip():
+    options = {"lora_rank": 8, "lora_alpha": 16.0, "lora_targets": ("query", "value"), "base_dtype": "bfloat16"}
+    config = dataclasses.replace(find_preset("sort-tiny"), **options)
+    again = RunConfig.from_json(config.to_json())
+    assert again == config
+    assert again.lora == LoraConfig(8, 16.0, ("query", "value"))
+    assert find_preset("sort-tiny").lora is None
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -88,6 +103,10 @@ def test_json_round_trip(name):
         (lambda values: values["grpo"].update(beta=1), r"unknown fields \['beta'\] of GRPOConfig"),
         (lambda values: values.pop("task"), "RunConfig does not fit.*task"),
         (lambda values: values.update(grpo=3), "an object under 'grpo'"),
+        (
+            lambda values: values.update(lora_targets="query"),
+            r"lora_targets must be of type tuple\[str, ...\], got 'query'",
+        ),
         (lambda values: values.update(seed=1.5), "seed must be of type int, got 1.5"),
         (lambda values: values["grpo"].update(num_prompts=True), "num_prompts must be of type int, got True"),
         (lambda values: values["grpo"].update(tis_cap="2"), r"tis_cap must be of type float \| None, got '2'"),
@@ -136,6 +155,8 @@ def test_a_run_written_before_the_losses_had_names_reads_as_it_ran():
     values = json.loads(find_preset("sort-tiny").to_json())
     for field in ("loss", "advantages", "aggregation", "clip_epsilon_high", "tis_cap"):
         values["grpo"].pop(field)
+    for field in ("lora_rank", "lora_alpha", "lora_targets", "base_dtype"):
+        values.pop(field)
     assert RunConfig.from_json(json.dumps(values)) == find_preset("sort-tiny")
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from train import checkpoint, cli, report, run
+from models import lora
+from train import build, checkpoint, cli, report, run
 from train.config import GRPOConfig, RunConfig
 
 # With a price on the KL, so that a resumed run must find the reference again.
@@ -36,10 +37,10 @@ def one_program_per_config():
     Optimisers are static, so a new one is a new program; so are arrays that lie on a device by request, as those of a
     checkpoint do.
     """
-    init_state = run.init_state
+    init_state = build.init_state
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "make_optimizer", functools.cache(run.make_optimizer))
-        patch.setattr(run, "init_state", lambda *given: jax.device_put(init_state(*given), jax.devices()[0]))
+        patch.setattr(build, "make_optimizer", functools.cache(build.make_optimizer))
+        patch.setattr(build, "init_state", lambda *given: jax.device_put(init_state(*given), jax.devices()[0]))
         yield
 
 
@@ -170,6 +171,24 @@ def test_a_model_that_does_not_fit_the_task_leaves_no_folder(tmp_path):
     with pytest.raises(ValueError, match="model must be 'tiny', got 'huge'"):
         run.start(dataclasses.replace(CONFIG, model="huge"), tmp_path / "run", console())
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_run_of_adapters_is_resumed_bit_for_bit_and_leaves_them(tmp_path, monkeypatch):
+    """The adapters saved at the end are those of the unbroken run; the ratio starts at one, the KL from the base."""
+    config = dataclasses.replace(CONFIG, iterations=2, checkpoint_every=1, lora_rank=2, lora_targets=("query", "up"))
+    folder = run.start(config, tmp_path / "run", console())
+    rows = report.read_metrics(folder / "metrics.jsonl")
+    assert all(row["ratio/max_error"] <= 1e-5 for row in rows)
+    assert rows[0]["kl"] == pytest.approx(0, abs=1e-6)
+    whole = (folder / "adapters" / "adapter_model.safetensors").read_bytes()
+    shutil.rmtree(folder / "adapters")
+    shutil.rmtree(folder / "checkpoints" / "2")
+    (folder / "checkpoints" / "2.files.json").unlink()
+    run.resume(folder, None, console())
+    assert (folder / "adapters" / "adapter_model.safetensors").read_bytes() == whole
+    _, _, first = run.build(config)
+    assert lora.load(lora.detach(first.model), folder / "adapters").config == first.model.config
 
 
 def _remove_everything(path):
