@@ -1,36 +1,63 @@
 """Fill a decoder with weights read one tensor at a time, whatever file they come from."""
 
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
 from models.config import DecoderConfig
 from models.decoder import Decoder
 from models.sharding import MeshRules
 
-ReadTensor = Callable[[str, tuple[int, ...]], np.ndarray]
+
+@runtime_checkable
+class Sliceable(Protocol):
+    """A stored tensor, of which pieces are read when they are asked for; NumPy arrays are some."""
+
+    def __getitem__(self, index: tuple[slice, ...], /) -> np.ndarray:
+        """One piece, with a slice for each axis."""
+
+
+ReadTensor = Callable[[str, tuple[int, ...]], Sliceable | np.ndarray]
 
 
 def fill(config: DecoderConfig, read: ReadTensor, dtype: DTypeLike, rules: MeshRules | None = None) -> Decoder:
     """A decoder whose parameter `name` is read(name, shape) cast to dtype; names are paths as "layers.3.query".
 
     Random weights are never made: the tree is traced, and each leaf is replaced as it is read. On a mesh, each device
-    gets its piece and no device the whole.
+    gets its piece and no device the whole, and each piece is read once, however many devices hold it.
     """
 
     def load_leaf(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         values = read(_name(path), leaf.shape)
-        # jnp.array copies; device_put would share NumPy's buffer on the CPU, even with may_alias=False.
         if rules is None:
-            return jnp.array(values, dtype)
-        sharding = rules.parameter(_name(path), config)
-        return jax.make_array_from_callback(leaf.shape, sharding, lambda piece: np.array(values[piece], dtype))
+            # jnp.array copies; device_put would share NumPy's buffer on the CPU, even with may_alias=False.
+            return jnp.array(values[(slice(None),) * len(leaf.shape)], dtype)
+        return _cut(values, leaf.shape, rules.parameter(_name(path), config), dtype)
 
     return _with_rules(jax.tree_util.tree_map_with_path(load_leaf, parameter_shapes(config, dtype)), rules)
+
+
+def _cut(
+    values: Sliceable | np.ndarray, shape: tuple[int, ...], sharding: NamedSharding, dtype: DTypeLike
+) -> jax.Array:
+    # Slices are no keys before Python 3.12; their ends are.
+    devices_of: dict[tuple[tuple[int | None, int | None], ...], list[jax.Device]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        assert index is not None
+        devices_of.setdefault(tuple((cut.start, cut.stop) for cut in index), []).append(device)
+    pieces = []
+    for ends, devices in devices_of.items():
+        piece = values[tuple(slice(*end) for end in ends)]
+        for device in devices:
+            with jax.default_device(device):
+                pieces.append(jnp.array(piece, dtype))
+    return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
 
 def shard(decoder: Decoder, rules: MeshRules | None) -> Decoder:
@@ -62,6 +89,11 @@ def parameter_names(config: DecoderConfig) -> list[str]:
     """Path of every parameter, "layers.3.query" for one inside a layer."""
     leaves = jax.tree_util.tree_leaves_with_path(parameter_shapes(config, np.float32))
     return [_name(path) for path, _ in leaves]
+
+
+def named_parameters(decoder: Decoder) -> list[tuple[str, jax.Array]]:
+    """Every parameter with its path."""
+    return [(_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(decoder)]
 
 
 def _name(path: tuple) -> str:
