@@ -18,27 +18,27 @@ GEMMA_27B_LAYERS = 62
 
 def read_config(file: GGUFFile) -> DecoderConfig:
     """The configuration in the metadata; a value this decoder does not compute is a ValueError."""
-    num_heads, width = file.number("attention.head_count"), file.number("embedding_length")
-    head_dim = file.number("attention.key_length", width // max(num_heads, 1))
+    num_heads, width = file.count("attention.head_count"), file.count("embedding_length")
+    head_dim = file.count("attention.key_length", width // max(num_heads, 1))
     for name in ("rope.dimension_count", "attention.value_length"):
         file.require(f"{file.architecture}.{name}", (head_dim,), head_dim)
     file.require(f"{file.architecture}.expert_count", (0,), 0)
     rope_theta = float(file.number("rope.freq_base", 10000.0))
     values = {
-        "vocab_size": file.number("vocab_size", file.shape(EMBEDDING)[0]),
-        "num_layers": file.number("block_count"),
+        "vocab_size": file.count("vocab_size", file.shape(EMBEDDING)[0]),
+        "num_layers": file.count("block_count"),
         "width": width,
         "num_heads": num_heads,
-        "num_kv_heads": file.number("attention.head_count_kv", num_heads),
+        "num_kv_heads": file.count("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "mlp_width": file.number("feed_forward_length"),
+        "mlp_width": file.count("feed_forward_length"),
         "rope_theta": rope_theta,
         "rope_scaling": _rope_scaling(file, head_dim, rope_theta),
         "norm_eps": float(file.number("attention.layer_norm_rms_epsilon")),
         "tie_embeddings": not file.has_tensor(HEAD),
         "attention_bias": file.architecture == "qwen2",
         "qk_norm": file.architecture in ("qwen3", "gemma3"),
-        "max_length": file.number("context_length"),
+        "max_length": file.count("context_length"),
     }
     if file.architecture == "gemma3":
         values |= _gemma_values(file, values)
@@ -52,11 +52,11 @@ def read_config(file: GGUFFile) -> DecoderConfig:
 
 def _gemma_values(file: GGUFFile, values: dict[str, Any]) -> dict[str, Any]:
     num_layers, head_dim = values["num_layers"], values["head_dim"]
-    pattern = int(file.number("attention.sliding_window_pattern", GEMMA_PATTERN))
+    pattern = file.count("attention.sliding_window_pattern", GEMMA_PATTERN)
     scalar = values["width"] / values["num_heads"] if num_layers == GEMMA_27B_LAYERS else head_dim
     return {
         "activation": "gelu_tanh",
-        "sliding_window": file.number("attention.sliding_window"),
+        "sliding_window": file.count("attention.sliding_window"),
         "full_layers": tuple(layer for layer in range(num_layers) if (layer + 1) % max(pattern, 1) == 0),
         "local_rope_theta": float(file.number("rope.freq_base_swa", GEMMA_LOCAL_THETA)),
         "attention_scale": scalar**-0.5,

@@ -97,7 +97,7 @@ class GGUFFile:
             raise ValueError(f"{self.path}: {name}={value!r} is not supported, allowed: {allowed}")
         return value
 
-    def number(self, name: str, default: float | int | None = None) -> Any:
+    def number(self, name: str, default: float | int | None = None) -> float | int:
         """As `metadata`, for a field of the decoder that must hold one number; its name goes on from the architecture.
 
         In: "block_count"  Read: "llama.block_count"
@@ -106,6 +106,13 @@ class GGUFFile:
         value = self.metadata(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ValueError(f"{self.path}: {name}={value!r} is not supported, allowed: one number")
+        return value
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """As `number`, for a whole number."""
+        value = self.number(name, default)
+        if not isinstance(value, int):
+            raise ValueError(f"{self.path}: {self.architecture}.{name}={value!r} is not supported, allowed: an integer")
         return value
 
     def has_tensor(self, name: str) -> bool:

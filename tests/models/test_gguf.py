@@ -13,7 +13,7 @@ from models import gguf_config
 from models.config import LinearRopeScaling, Llama3RopeScaling
 from models.gguf import read_decoder, read_gguf
 from models.gguf_config import rope_factors
-from models.gguf_file import GGUFFile, unpermute
+from models.gguf_file import GGUFFile, GGUFTensor, unpermute
 from models.huggingface import read_config, read_folder
 from models.load import load
 from models.sharding import MeshRules, make_mesh
@@ -135,6 +135,18 @@ def test_every_kind_of_tensor_is_expanded(write, llama, kind):
     assert (error > 0) == kind.startswith("Q")
 
 
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+def test_a_piece_of_quantised_rows_is_that_of_the_whole(kind):
+    # Bytes, as gguf cannot quantise to these kinds; below 60, so that the scales among them are finite.
+    stored = np.random.default_rng(0).integers(0, 60, (8, 2 * gguf.GGML_QUANT_SIZES[KINDS[kind]][1]), np.uint8)
+    whole = gguf.dequantize(stored, KINDS[kind])
+    assert whole.shape == (8, 512)
+    tensor = GGUFTensor(Path("a.gguf"), "blk.0.attn_q.weight", KINDS[kind], stored)
+    piece = (slice(4, 8), slice(100, 300))
+    np.testing.assert_array_equal(tensor[piece], whole[piece])
+    np.testing.assert_array_equal(tensor.unpermuted(2)[piece], whole[[4, 6, 5, 7], 100:300])
+
+
 def test_a_mesh_gets_pieces_of_the_same_weights(write, llama):
     path = write(quantise=KINDS.Q8_0)
     decoder = read_decoder(GGUFFile(path), rules=MeshRules(make_mesh(data=2, fsdp=2, tensor=2)))
@@ -166,6 +178,7 @@ def test_unpermute_by_hand():
             {"llama.attention.head_count": [4, 4]},
             "llama.attention.head_count=[4, 4] is not supported, allowed: one number",
         ),
+        ({"llama.block_count": 3.5}, "llama.block_count=3.5 is not supported, allowed: an integer"),
         ({"llama.attention.head_count": 0}, "num_heads=0 is not supported, allowed: an integer >= 1"),
         ({"llama.attention.sliding_window": 8}, "llama.attention.sliding_window=8 is not supported, allowed: (0,)"),
         ({"llama.expert_count": 8}, "llama.expert_count=8 is not supported, allowed: (0,)"),
