@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,14 +38,22 @@ class GGUFTensor:
         Raises:
           ValueError: this kind of quantisation is not known.
         """
-        is_vector = self.data.ndim == 1
-        stored = index[0] if self.rows is None else self.rows[index[0]]
+        if self.data.ndim == 1:
+            return self._expanded(self.data)[index]
+        stored = self.data[index[0]] if self.rows is None else self.data[self.rows[index[0]]]
+        # gguf holds its results twice before it returns them: of a few rows at a time, that is little.
+        values = np.empty((len(stored), self._expanded(stored[:1])[:, *index[1:]].shape[1]), np.float32)
+        for first in range(0, len(stored), ROWS_AT_ONCE):
+            rows = slice(first, first + ROWS_AT_ONCE)
+            values[rows] = self._expanded(stored[rows])[:, *index[1:]]
+        return values
+
+    def _expanded(self, stored: np.ndarray) -> np.ndarray:
         try:
-            values = gguf.dequantize(self.data if is_vector else self.data[stored], self.kind)
+            values = gguf.dequantize(stored, self.kind)
         except NotImplementedError:
             kind = self.kind.name
             raise ValueError(f"{self.path}: tensor {self.name!r} has type {kind}, which gguf cannot expand") from None
-        values = values[index] if is_vector else values[:, *index[1:]]
         return values - np.float32(self.offset) if self.offset else values
 
     def unpermuted(self, num_heads: int) -> "GGUFTensor":
