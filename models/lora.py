@@ -159,7 +159,7 @@ def _read(path: Path, decoder: Decoder, lora: LoraConfig) -> dict[str, jax.Array
 
 def _float32(tensor: StoredTensor, shape: tuple[int, int]) -> jax.Array:
     # A copy: device_put would share NumPy's buffer on the CPU, and training donates it.
-    return jnp.array(tensor.read(shape), jnp.float32)
+    return jnp.array(tensor.checked(shape)[:, :], jnp.float32)
 
 
 def _shape(name: str, weights: dict[str, jax.Array], lora: LoraConfig) -> tuple[int, int]:

@@ -1,19 +1,29 @@
 """Fill a decoder with weights read one tensor at a time, whatever file they come from; its parameters by name."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
 from models.config import DecoderConfig
 from models.decoder import Decoder
 from models.sharding import MeshRules
 
-ReadTensor = Callable[[str, tuple[int, ...]], np.ndarray]
+
+@runtime_checkable
+class Sliceable(Protocol):
+    """A stored tensor, of which pieces are read when they are asked for; NumPy arrays are some."""
+
+    def __getitem__(self, index: tuple[slice, ...], /) -> np.ndarray:
+        """One piece, with a slice for each axis."""
+
+
+ReadTensor = Callable[[str, tuple[int, ...]], Sliceable | np.ndarray]
 
 
 def fill(config: DecoderConfig, read: ReadTensor, dtype: DTypeLike, rules: MeshRules | None = None) -> Decoder:
@@ -22,18 +32,35 @@ def fill(config: DecoderConfig, read: ReadTensor, dtype: DTypeLike, rules: MeshR
     Adapters are float32, as they are made.
 
     Random weights are never made: the tree is traced, and each leaf is replaced as it is read. On a mesh, each device
-    gets its piece and no device the whole.
+    gets its piece and no device the whole, and each piece is read once, however many devices hold it.
     """
 
     def load_leaf(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        values = read(parameter_name(path), leaf.shape)
-        # jnp.array copies; device_put would share NumPy's buffer on the CPU, even with may_alias=False.
+        name = parameter_name(path)
+        values = read(name, leaf.shape)
         if rules is None:
-            return jnp.array(values, leaf.dtype)
-        sharding = rules.parameter(parameter_name(path), config)
-        return jax.make_array_from_callback(leaf.shape, sharding, lambda piece: np.array(values[piece], leaf.dtype))
+            # jnp.array copies; device_put would share NumPy's buffer on the CPU, even with may_alias=False.
+            return jnp.array(values[(slice(None),) * len(leaf.shape)], leaf.dtype)
+        return _cut(values, leaf.shape, rules.parameter(name, config), leaf.dtype)
 
     return _with_rules(jax.tree_util.tree_map_with_path(load_leaf, parameter_shapes(config, dtype)), rules)
+
+
+def _cut(
+    values: Sliceable | np.ndarray, shape: tuple[int, ...], sharding: NamedSharding, dtype: DTypeLike
+) -> jax.Array:
+    # Slices are no keys before Python 3.12; their ends are.
+    devices_of: dict[tuple[tuple[int | None, int | None], ...], list[jax.Device]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        assert index is not None
+        devices_of.setdefault(tuple((cut.start, cut.stop) for cut in index), []).append(device)
+    pieces = []
+    for ends, devices in devices_of.items():
+        piece = values[tuple(slice(*end) for end in ends)]
+        for device in devices:
+            with jax.default_device(device):
+                pieces.append(jnp.array(piece, dtype))
+    return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
 
 def shard(decoder: Decoder, rules: MeshRules | None) -> Decoder:

@@ -26,10 +26,17 @@ TINY_NAMES = (
     "tiny_qwen3",
     "tiny_qwen3_untied",
 )
+# With logits alone, and no configuration in the old style: `data/make_tiny_models.py` made them.
+MADE_NAMES = ("tiny_gemma3_caps", "tiny_mistral_window", "tiny_smollm3_nope")
 
 
 @pytest.fixture(params=TINY_NAMES)
 def tiny_folder(request):
+    return DATA / request.param
+
+
+@pytest.fixture(params=TINY_NAMES + MADE_NAMES)
+def stored_folder(request):
     return DATA / request.param
 
 

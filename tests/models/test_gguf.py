@@ -1,42 +1,42 @@
 import dataclasses
 import functools
+from pathlib import Path
 
 import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from gguf_files import ARCHITECTURES, decoder_metadata, decoder_tensors, write_gguf
 
-from models.gguf import gguf_name, read_gguf, unpermute
-from models.huggingface import hub_name, read_folder
+from models import gguf_config, gguf_file
+from models.config import LinearRopeScaling, Llama3RopeScaling
+from models.gguf import read_decoder, read_gguf
+from models.gguf_config import rope_factors
+from models.gguf_file import GGUFFile, GGUFTensor, unpermute
+from models.huggingface import read_config, read_folder
 from models.load import load
+from models.sharding import MeshRules, make_mesh
 from models.tokenizer import Tokenizer
-from models.weights import parameter_names
 
 NUM_PARAMETERS = 134_515_008  # of SmolLM2-135M, as its model card states
+KINDS = gguf.GGMLQuantizationType
+
+
+@pytest.fixture(scope="module")
+def folders():
+    return Path(__file__).parents[1] / "data"
+
+
+@pytest.fixture(scope="module")
+def llama(folders):
+    return read_folder(folders / "tiny_llama")
 
 
 @pytest.fixture
-def llama(folder_copy):
-    folder = folder_copy("tiny_llama")
-    return read_folder(folder), load_file(folder / "model.safetensors")
-
-
-@pytest.fixture
-def metadata(bpe_parts):
+def tokenizer_metadata(bpe_parts):
     tokens, merges, control = bpe_parts
     return {
-        "llama.vocab_size": 512,
-        "llama.context_length": 256,
-        "llama.embedding_length": 48,
-        "llama.block_count": 3,
-        "llama.feed_forward_length": 96,
-        "llama.attention.head_count": 4,
-        "llama.attention.head_count_kv": 2,
-        "llama.attention.key_length": 16,
-        "llama.attention.layer_norm_rms_epsilon": 1e-6,
-        "llama.rope.freq_base": 500000.0,
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
         "tokenizer.ggml.tokens": tokens,
@@ -48,87 +48,115 @@ def metadata(bpe_parts):
 
 
 @pytest.fixture
-def tensors(llama):
-    decoder, stored = llama
-    tensors = {}
-    for name in parameter_names(decoder.config):
-        tensor = stored[hub_name(name, decoder.config)].astype(np.float32)
-        leaf = name.rpartition(".")[2]
-        if leaf in ("query", "key"):
-            tensor = interleave(tensor, num_heads=4 if leaf == "query" else 2)
-        tensors[gguf_name(name)] = tensor
-    return tensors
+def write(tmp_path, folders, tokenizer_metadata):
+    """Write a stored checkpoint as GGUF with some metadata or tensors changed; None leaves one out."""
 
-
-def interleave(weight, num_heads):
-    """Row by row: half-layout row i of a head goes to 2 i, row i + half to 2 i + 1."""
-    head_dim = len(weight) // num_heads
-    out = np.empty_like(weight)
-    for head in range(num_heads):
-        for pair in range(head_dim // 2):
-            first = head * head_dim
-            out[first + 2 * pair] = weight[first + pair]
-            out[first + 2 * pair + 1] = weight[first + head_dim // 2 + pair]
-    return out
-
-
-@pytest.fixture
-def write(tmp_path, metadata, tensors):
-    """Write the tiny llama as GGUF with some metadata or tensors changed; None leaves one out."""
-
-    def write(metadata_changes=(), tensor_changes=(), architecture="llama", quantise=None):
-        path = tmp_path / "tiny.gguf"
-        writer = gguf.GGUFWriter(path, architecture)
-        for name, value in (metadata | dict(metadata_changes)).items():
-            add_metadata(writer, name, value)
-        for name, tensor in (tensors | dict(tensor_changes)).items():
-            if tensor is not None:
-                add_tensor(writer, name, tensor, quantise)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
+    def write(metadata_changes=(), tensor_changes=(), name="tiny_llama", architecture=None, quantise=None):
+        config, own = read_config(folders / name), ARCHITECTURES[name]
+        metadata = decoder_metadata(config, own) | tokenizer_metadata | dict(metadata_changes)
+        tensors = decoder_tensors(folders / name, own) | dict(tensor_changes)
+        return write_gguf(tmp_path / f"{name}.gguf", architecture or own, metadata, tensors, quantise)
 
     return write
 
 
-def add_metadata(writer, name, value):
-    if isinstance(value, list):
-        writer.add_array(name, value)
-    elif value is not None:
-        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-        add[type(value)](name, value)
+def assert_same_trees(one, other):
+    for leaf, expected in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(leaf, expected)
 
 
-def add_tensor(writer, name, tensor, quantise):
-    if quantise is None or tensor.shape[-1] % 32:
-        writer.add_tensor(name, tensor)
-    else:
-        writer.add_tensor(name, gguf.quantize(tensor, quantise), raw_dtype=quantise)
-
-
-def test_the_file_holds_the_same_decoder_as_the_hub_folder(write, llama):
+def test_the_file_holds_the_same_decoder_and_its_tokenizer(write, llama):
     decoder, tokenizer = read_gguf(write())
     eps = float(np.float32(1e-6))  # the file holds float32
-    assert decoder.config == dataclasses.replace(llama[0].config, norm_eps=eps)
-    for one, other in zip(jax.tree.leaves(decoder), jax.tree.leaves(llama[0]), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert decoder.config == dataclasses.replace(llama.config, norm_eps=eps)
+    assert_same_trees(decoder, llama)
     assert [tokenizer.decode([token_id]) for token_id in tokenizer.encode("he 12")] == ["he", " ", "1", "2"]
     assert (tokenizer.eos_token_ids, tokenizer.pad_token_id) == ((2,), 2)
     assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}]) == "Hi"
 
 
-def test_quantised_tensors_are_expanded(write, llama):
-    decoder, _ = read_gguf(write(quantise=gguf.GGMLQuantizationType.Q8_0), jnp.bfloat16)
-    found, expected = decoder.layers[1].down[...], llama[0].layers[1].down[...]
+@pytest.mark.parametrize("name", ["tiny_qwen2", "tiny_qwen3", "tiny_gemma3"])
+def test_other_architectures_hold_the_same_decoder(write, folders, name):
+    decoder, expected = read_decoder(GGUFFile(write(name=name))), read_folder(folders / name)
+    config = dataclasses.replace(expected.config, norm_eps=float(np.float32(1e-6)))
+    if name == "tiny_gemma3":  # its scalar of the queries is not its head size, and no field could say so
+        config = dataclasses.replace(config, attention_scale=config.head_dim**-0.5)
+    assert decoder.config == config
+    for (path, leaf), other in zip(
+        jax.tree_util.tree_leaves_with_path(decoder), jax.tree.leaves(expected), strict=True
+    ):
+        # 1 + w rounds before it is stored.
+        is_stored_plus_one = name == "tiny_gemma3" and "norm" in str(path)
+        np.testing.assert_allclose(leaf, other, rtol=0, atol=2.0**-24 if is_stored_plus_one else 0)
+
+
+def test_gemma_takes_its_defaults_and_27b_its_own_scale(write):
+    left_out = {"gemma3.attention.sliding_window_pattern": None, "gemma3.vocab_size": None}
+    config = read_config_of(write(left_out, name="tiny_gemma3"))
+    assert (config.full_layers, config.local_rope_theta, config.vocab_size) == ((), 1e4, 512)
+    assert config.rope_scaling is None
+    large = {"gemma3.block_count": 62, "gemma3.embedding_length": 5376, "gemma3.attention.head_count": 32}
+    changes = left_out | large | {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
+    config = read_config_of(write(changes, name="tiny_gemma3"))
+    assert config.full_layers == (5, 11, 17, 23, 29, 35, 41, 47, 53, 59)
+    assert config.attention_scale == 168**-0.5
+    assert (config.theta_of(0), config.theta_of(5)) == ((1e4, None), (1e6, LinearRopeScaling(8.0)))
+
+
+def read_config_of(path):
+    return gguf_config.read_config(GGUFFile(path))
+
+
+def test_soft_caps_are_read(write):
+    changes = {"gemma3.attn_logit_softcapping": 50.0, "gemma3.final_logit_softcapping": 30.0}
+    config = read_config_of(write(changes, name="tiny_gemma3"))
+    assert (config.attention_softcap, config.logit_softcap) == (50.0, 30.0)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama3_wavelengths_are_recognised(write, factor):
+    scaling = Llama3RopeScaling(factor, 1.0, 4.0, 8192)
+    factors = rope_factors(16, 500000.0, scaling)
+    assert factors[0] == 1.0
+    assert factors[-1] == pytest.approx(factor)
+    decoder = read_decoder(GGUFFile(write(tensor_changes={"rope_freqs.weight": factors})))
+    assert decoder.config.rope_scaling == scaling
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_every_kind_of_tensor_is_expanded(write, llama, kind):
+    found = read_decoder(GGUFFile(write(quantise=KINDS[kind])), jnp.bfloat16).layers[1].down[...]
     assert found.dtype == jnp.bfloat16
-    # Q8_0 rounds to 1/254 of a block's maximum, bfloat16 to 8 bits.
-    np.testing.assert_allclose(found.astype(jnp.float32), expected, rtol=0, atol=np.abs(expected).max() / 100)
+    expected = llama.layers[1].down[...]
+    # Q4 rounds to 1/16 of a block's maximum, Q8 and bfloat16 to less than 1/200.
+    tolerance = {"4": 8, "5": 16}.get(kind[1], 100)
+    error = np.abs(found.astype(jnp.float32) - expected).max()
+    assert error <= np.abs(expected).max() / tolerance
+    assert (error > 0) == kind.startswith("Q")
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+def test_a_piece_of_quantised_rows_is_that_of_the_whole(kind, monkeypatch):
+    monkeypatch.setattr(gguf_file, "ROWS_AT_ONCE", 3)
+    # Bytes, as gguf cannot quantise to these kinds; below 60, so that the scales among them are finite.
+    stored = np.random.default_rng(0).integers(0, 60, (8, 2 * gguf.GGML_QUANT_SIZES[KINDS[kind]][1]), np.uint8)
+    whole = gguf.dequantize(stored, KINDS[kind])
+    assert whole.shape == (8, 512)
+    tensor = GGUFTensor(Path("a.gguf"), "blk.0.attn_q.weight", KINDS[kind], stored)
+    piece = (slice(4, 8), slice(100, 300))
+    np.testing.assert_array_equal(tensor[piece], whole[piece])
+    np.testing.assert_array_equal(tensor.unpermuted(2)[piece], whole[[4, 6, 5, 7], 100:300])
+
+
+def test_a_mesh_gets_pieces_of_the_same_weights(write, llama):
+    path = write(quantise=KINDS.Q8_0)
+    decoder = read_decoder(GGUFFile(path), rules=MeshRules(make_mesh(data=2, fsdp=2, tensor=2)))
+    assert decoder.layers[1].query[...].addressable_shards[0].data.shape == (32, 24)
+    assert_same_trees(decoder, read_decoder(GGUFFile(path)))
 
 
 def test_a_file_without_a_head_is_tied(write):
-    decoder, _ = read_gguf(write(tensor_changes={"output.weight": None}))
+    decoder = read_decoder(GGUFFile(write(tensor_changes={"output.weight": None})))
     assert decoder.config.tie_embeddings
     assert decoder.head is decoder.embedding[...]
 
@@ -142,8 +170,18 @@ def test_unpermute_by_hand():
     ("changes", "message"),
     [
         ({"llama.block_count": None}, "metadata field 'llama.block_count' is missing"),
-        ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type='yarn' is not supported, allowed: ('none',)"),
+        (
+            {"llama.rope.scaling.type": "yarn"},
+            "llama.rope.scaling.type='yarn' is not supported, allowed: ('none', 'linear')",
+        ),
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count=8 is not supported, allowed: (16,)"),
+        (
+            {"llama.attention.head_count": [4, 4]},
+            "llama.attention.head_count=[4, 4] is not supported, allowed: one number",
+        ),
+        ({"llama.block_count": 3.5}, "llama.block_count=3.5 is not supported, allowed: an integer"),
+        ({"llama.attention.head_count": 0}, "num_heads=0 is not supported, allowed: an integer >= 1"),
+        ({"llama.attention.sliding_window": 8}, "llama.attention.sliding_window=8 is not supported, allowed: (0,)"),
         ({"llama.expert_count": 8}, "llama.expert_count=8 is not supported, allowed: (0,)"),
         ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model='bert' is not supported, allowed: ('gpt2', 'llama')"),
     ],
@@ -157,7 +195,9 @@ def test_unsupported_metadata_is_refused(write, changes, message):
     [
         ({"blk.1.ffn_up.weight": None}, "tensor 'blk.1.ffn_up.weight' with shape (96, 48) is missing"),
         ({"output_norm.weight": np.ones(47, np.float32)}, "'output_norm.weight' must have shape (48,), it has (47,)"),
-        ({"rope_freqs.weight": np.ones(8, np.float32)}, "belong to no parameter, the first is 'rope_freqs.weight'"),
+        ({"rope_freqs.weight": np.ones(8, np.float32)}, "tensor 'rope_freqs.weight' is not that of one of (Llama3Rope"),
+        ({"blk.0.attn_q.bias": np.ones(64, np.float32)}, "belong to no parameter, the first is 'blk.0.attn_q.bias'"),
+        ({"token_embd.weight": None}, "tensor 'token_embd.weight' is missing"),
     ],
 )
 def test_wrong_tensors_are_refused(write, changes, message):
@@ -165,14 +205,37 @@ def test_wrong_tensors_are_refused(write, changes, message):
 
 
 def test_another_architecture_is_refused(write):
-    message = refusal(write(architecture="gemma3"))
-    assert "general.architecture='gemma3' is not supported, allowed: ('llama',)" in message
+    message = refusal(write(architecture="mamba"))
+    assert "general.architecture='mamba' is not supported, allowed: ('llama', 'qwen2', 'qwen3', 'gemma3')" in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (99, "holds a tensor of type 99, which gguf does not know"),
+        (int(KINDS.I32), "tensor 'output_norm.weight' has type I32, which gguf cannot expand"),
+    ],
+)
+def test_an_unknown_kind_of_tensor_is_refused(write, kind, message):
+    path, name = write(), b"output_norm.weight"
+    content = bytearray(path.read_bytes())
+    # After the name: the number of axes, one length, the kind.
+    place = content.index(name) + len(name) + 4 + 8
+    content[place : place + 4] = kind.to_bytes(4, "little")
+    path.write_bytes(content)
+    assert message in refusal(path)
 
 
 @pytest.mark.parametrize("keep", [0, 3, 100, 5000, 100_000])
 def test_a_truncated_file_is_refused(write, keep):
     path = write()
     path.write_bytes(path.read_bytes()[:keep])
+    assert "is not a whole GGUF file" in refusal(path)
+
+
+def test_a_file_without_its_last_tensor_is_refused(write):
+    path = write()
+    path.write_bytes(path.read_bytes()[:-64])
     assert "is not a whole GGUF file" in refusal(path)
 
 

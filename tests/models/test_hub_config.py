@@ -162,3 +162,25 @@ def test_llama_with_a_window_is_refused():
 def test_a_missing_field_is_named(name):
     with pytest.raises(ValueError, match=f"no '{name}'"):
         from_hub({key: value for key, value in QWEN3.items() if key != name})
+
+
+WRONG = ("x", "", [], [1], ["a"], [None], {}, {"a": 1}, -1, 0, 1.5, True, float("nan"), {"full_attention": 3})
+FIELDS = ("no_rope_layers", "layer_types", "max_window_layers", "rope_scaling", "rope_parameters", "sliding_window")
+
+
+def test_values_of_a_wrong_type_are_refused_in_one_line_or_mean_something(stored_folder):
+    hub = json.loads((stored_folder / "config.json").read_text()) | {"use_sliding_window": True}
+    rope = hub["rope_parameters"]
+    changed = [{name: value} for name in {*hub, *FIELDS} for value in WRONG]
+    changed += [{"rope_parameters": rope | {name: value}} for name in rope for value in WRONG]
+    messages = [message for change in changed if (message := refusal(hub | change)) is not None]
+    assert len(messages) > 100
+    assert not any("\n" in message for message in messages)
+
+
+def refusal(hub):
+    try:
+        hash(from_hub(hub))
+    except ValueError as error:
+        return str(error)
+    return None

@@ -5,9 +5,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors import safe_open
+from safetensors.numpy import load_file, save, save_file
 
-from models.huggingface import hub_name, read_folder
+from models.huggingface import StoredTensor, hub_name, read_folder
+from models.sharding import MeshRules, make_mesh
 from models.weights import parameter_names
 
 # transformers' float32 matrix products against ours, over 3 layers.
@@ -40,8 +42,8 @@ def refusal(folder, error=ValueError):
     return message
 
 
-def test_logits_equal_the_reference(tiny_folder):
-    decoder, reference = read_folder(tiny_folder), np.load(tiny_folder / "reference.npz")
+def test_logits_equal_the_reference(stored_folder):
+    decoder, reference = read_folder(stored_folder), np.load(stored_folder / "reference.npz")
     logits = jax.jit(lambda decoder, *inputs: decoder.logits(*inputs))(
         decoder, reference["input_ids"], reference["lengths"]
     )
@@ -97,6 +99,20 @@ def test_shards_hold_the_same_decoder(llama_folder):
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_mesh_gets_pieces_of_the_same_weights(llama_folder, monkeypatch):
+    asked = []
+    get = StoredTensor.__getitem__
+    monkeypatch.setattr(StoredTensor, "__getitem__", lambda self, index: asked.append(get(self, index)) or asked[-1])
+    rules = MeshRules(make_mesh(data=2, fsdp=2, tensor=2))
+    decoder = read_folder(llama_folder, rules=rules)
+    assert decoder.rules is rules
+    assert decoder.layers[1].query[...].addressable_shards[0].data.shape == (32, 24)
+    assert sum(piece.size for piece in asked) == sum(leaf.size for leaf in jax.tree.leaves(decoder))
+    assert max(piece.size for piece in asked) == 512 * 48 // 4
+    for one, other in zip(jax.tree.leaves(decoder), jax.tree.leaves(read_folder(llama_folder)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def split(folder):
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
@@ -149,6 +165,15 @@ def test_an_unknown_tensor_is_refused(llama_folder):
     )
 
 
+def test_an_8_bit_float_is_refused(llama_folder):
+    path, name = llama_folder / "model.safetensors", "model.norm.weight"
+    stored = save({name: np.ones(48, np.int8)}).replace(b'"I8"', b'"F8_E4M3"')
+    size = int.from_bytes(stored[:8], "little") + len("F8_E4M3") - len("I8")
+    path.write_bytes(size.to_bytes(8, "little") + stored[8:])
+    with pytest.raises(ValueError, match=r"model\.norm\.weight' has dtype F8_E4M3, allowed"):
+        StoredTensor(path, name, safe_open(path, framework="numpy")).checked((48,))
+
+
 def test_a_quantised_tensor_is_refused(llama_folder):
     changed = {"model.norm.weight": np.ones(48, np.int8)}
     edit_weights(llama_folder, lambda tensors: tensors.update(changed))
@@ -177,6 +202,27 @@ def test_missing_files_are_named(llama_folder):
     assert "has neither model.safetensors nor model.safetensors.index.json" in refusal(llama_folder, FileNotFoundError)
     (llama_folder / "config.json").unlink()
     assert "has no config.json" in refusal(llama_folder, FileNotFoundError)
+
+
+def test_an_index_that_names_a_tensor_elsewhere_is_refused(llama_folder):
+    split(llama_folder)
+    index = llama_folder / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    moved = {"model.norm.weight": "part-1.safetensors"}
+    assert weight_map["model.norm.weight"] == "part-2.safetensors"
+    index.write_text(json.dumps({"weight_map": weight_map | moved}))
+    path = llama_folder / "part-1.safetensors"
+    assert f"{path} has no tensor 'model.norm.weight', which {index.name} says it has" in refusal(llama_folder)
+
+
+@pytest.mark.parametrize("file_name", [3, None, "../model.safetensors", ["part-1.safetensors"]])
+def test_an_index_that_names_no_file_beside_it_is_refused(llama_folder, file_name):
+    (llama_folder / "model.safetensors").unlink()
+    index = llama_folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": file_name}}))
+    assert f"{index}: tensor 'model.norm.weight' is in {file_name!r}, allowed: the name of a file" in refusal(
+        llama_folder
+    )
 
 
 @pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {}}'])

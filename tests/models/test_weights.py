@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from models.sharding import MeshRules, make_mesh
 from models.weights import fill, parameter_names, parameter_shapes
 
 
@@ -39,3 +40,48 @@ def test_shapes_hold_no_arrays(decoder):
     shapes = parameter_shapes(decoder.config, jnp.bfloat16)
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(shapes))
     assert shapes.embedding.shape == (31, 16)
+
+
+class Spy:
+    """Remembers which pieces of an array were asked for."""
+
+    def __init__(self, values):
+        self.values, self.asked = values, []
+
+    def __getitem__(self, index):
+        self.asked.append(index)
+        return self.values[index]
+
+
+def test_a_mesh_reads_each_piece_once_and_never_the_whole(decoder):
+    # The decoder's vocabulary is odd: its rows are not cut.
+    noise, spies = np.random.default_rng(0), {}
+
+    def read(name, shape):
+        return spies.setdefault(name, Spy(noise.standard_normal(shape).astype(np.float32)))
+
+    rules = MeshRules(make_mesh(data=2, fsdp=2, tensor=2))
+    filled = fill(decoder.config, read, jnp.bfloat16, rules)
+    assert all(module.rules is rules for module in (filled, *filled.layers))
+    for (name, spy), leaf in zip(spies.items(), jax.tree.leaves(filled), strict=True):
+        np.testing.assert_array_equal(leaf, spy.values.astype(jnp.bfloat16))
+        assert leaf.sharding == rules.parameter(name, decoder.config)
+        sizes = [spy.values[index].size for index in spy.asked]
+        assert sum(sizes) == spy.values.size
+        assert len(set(sizes)) == 1
+    num_pieces = {name: len(spy.asked) for name, spy in spies.items()}
+    assert num_pieces["layers.0.query"] == num_pieces["layers.1.down"] == 4
+    assert num_pieces["embedding"] == num_pieces["layers.0.key_bias"] == 2
+    assert num_pieces["final_norm"] == 1
+
+
+def test_pieces_on_a_mesh_share_no_memory_with_the_arrays_read(decoder):
+    buffers = {}
+
+    def read(name, shape):
+        return buffers.setdefault(name, np.ones(shape, np.float32))
+
+    filled = fill(decoder.config, read, jnp.float32, MeshRules(make_mesh(tensor=2)))
+    for buffer in buffers.values():
+        buffer[...] = 2.0
+    assert all((np.asarray(leaf) == 1.0).all() for leaf in jax.tree.leaves(filled))
