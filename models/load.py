@@ -16,6 +16,7 @@ from models.tokenizer import Tokenizer, check_vocabulary
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
+DECODER_FILE = "decoder.json"  # of `orbax_weights`, which is imported only where it is needed
 ALLOWED = f"a folder with config.json, a .gguf file, one of {tuple(PACKAGES)}, or a hub name like 'org/name'"
 
 
@@ -25,8 +26,8 @@ def load(
     """The decoder with its weights cast to dtype, and its tokenizer, or None where the folder has none.
 
     Args:
-      path_or_name: a folder in the hub's layout; a .gguf file; a name in `packages.PACKAGES` where its package is
-        installed; else a hub name, which is downloaded.
+      path_or_name: a folder in the hub's layout, or one that `orbax_weights.save_orbax` wrote; a .gguf file; a name in
+        `packages.PACKAGES` where its package is installed; else a hub name, which is downloaded.
       dtype: of the weights, and so of all computation up to the logits.
       rules: the mesh over which the weights are cut as they are read; None: the default device.
     Raises:
@@ -34,6 +35,10 @@ def load(
       ValueError: what is found is damaged or of an unsupported kind, or its tokenizer has more ids than the model.
     """
     path = find(path_or_name)
+    if (path / DECODER_FILE).is_file():
+        from models.orbax_weights import load_orbax
+
+        return load_orbax(path, rules, dtype), None
     if path.is_dir():
         try:
             decoder, tokenizer = read_folder(path, dtype, rules), Tokenizer.from_folder(path)

@@ -1,5 +1,6 @@
 """Fill a decoder with weights read one tensor at a time, whatever file they come from; its parameters by name."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -75,6 +76,22 @@ def shard(decoder: Decoder, rules: MeshRules | None) -> Decoder:
         return jax.device_put(leaf, place)
 
     return _with_rules(jax.tree_util.tree_map_with_path(move, decoder), rules)
+
+
+def configure(decoder: Decoder, **changes: Any) -> Decoder:
+    """The same parameters under changed settings: `remat`, `compute_dtype`, `attention` and whatever leaves their shapes.
+
+    Raises:
+      ValueError: a value is not allowed, or the parameters would be others.
+      TypeError: a name is no field of `DecoderConfig`.
+    """
+    config = dataclasses.replace(decoder.config, **changes)
+    before, after = (named_parameters(parameter_shapes(each, jnp.float32)) for each in (decoder.config, config))
+    if before != after:
+        raise ValueError(
+            f"{changes} would change the parameters of the decoder; only settings that leave them can change"
+        )
+    return from_named(config, named_parameters(decoder), decoder.rules)
 
 
 def named_parameters(decoder: Decoder) -> dict[str, Any]:

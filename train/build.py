@@ -25,14 +25,14 @@ def build(config: RunConfig) -> tuple[Loop, DeviceTask | HostTask, TrainState]:
     dtype = jnp.dtype(config.base_dtype)
     if config.task == "sort":
         sorting = SortDigits()
-        model = _with_adapters(_decoder(config, sorting.vocab_size, dtype), config)
+        model = _prepared(_decoder(config, sorting.vocab_size, dtype), config)
         _check_length(model, sorting.prompt_width, config)
         loop: Loop = DeviceLoop(sorting, config.grpo, optimizer, _reference(model, config))
         return loop, sorting, init_state(model, optimizer, config.seed)
     model, tokenizer = models.load(config.model, dtype)
     if tokenizer is None:
         raise ValueError(f"task {config.task!r} needs a tokenizer, and model {config.model!r} has none.")
-    model = _with_adapters(model, config)
+    model = _prepared(model, config)
     chain_sum = ChainSum(tokenizer, seed=config.seed)
     _check_length(model, chain_sum.prompt_width, config)
     loop = HostLoop(chain_sum, config.grpo, optimizer, _reference(model, config))
@@ -50,7 +50,10 @@ def _reference(model: models.Decoder, config: RunConfig) -> models.Decoder | Non
     return jax.tree.map(jnp.copy, model)
 
 
-def _with_adapters(model: models.Decoder, config: RunConfig) -> models.Decoder:
+def _prepared(model: models.Decoder, config: RunConfig) -> models.Decoder:
+    """The decoder as the run computes with it, with the run's adapters."""
+    if config.remat or config.compute_dtype is not None:
+        model = models.configure(model, remat=config.remat, compute_dtype=config.compute_dtype)
     if config.lora is None:
         return model
     # Not the key of the weights: those of "tiny" come from the seed itself.

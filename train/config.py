@@ -175,6 +175,8 @@ class RunConfig:
       lora_alpha: B A is multiplied by alpha / rank, > 0.
       lora_targets: projections that have an adapter, among `models.config.PROJECTIONS`.
       base_dtype: of weights that are not trained: "float32", or "bfloat16" with adapters.
+      compute_dtype: "float32" or "bfloat16", to which weights are cast where they are used; None: as they are.
+      remat: recompute each layer in the backward pass instead of keeping its inner states: slower, less memory.
       grpo: the iteration.
     """
 
@@ -188,6 +190,8 @@ class RunConfig:
     lora_alpha: float = 16.0
     lora_targets: tuple[str, ...] = PROJECTIONS
     base_dtype: Literal["float32", "bfloat16"] = "float32"
+    compute_dtype: Literal["float32", "bfloat16"] | None = None
+    remat: bool = False
     grpo: GRPOConfig = dataclasses.field(default_factory=GRPOConfig)
 
     def __post_init__(self) -> None:
@@ -203,6 +207,8 @@ class RunConfig:
         allowed = "float32 or bfloat16" if self.lora_rank else "float32 without adapters"
         is_allowed = self.base_dtype == "float32" or (self.base_dtype == "bfloat16" and self.lora_rank > 0)
         _require(is_allowed, "base_dtype", repr(self.base_dtype), allowed)
+        is_known = self.compute_dtype in (None, "float32", "bfloat16")
+        _require(is_known, "compute_dtype", repr(self.compute_dtype), "float32 or bfloat16")
 
     @property
     def lora(self) -> LoraConfig | None:

@@ -37,6 +37,12 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(one, other)
 
 
+def test_load_finds_it_too(saved, adapted):
+    found, tokenizer = models.load(saved)
+    assert_same(found, adapted)
+    assert tokenizer is None
+
+
 def test_a_decoder_is_read_back_bit_for_bit_on_one_device(saved, adapted):
     found = load_orbax(saved)
     assert jax.tree.structure(found) == jax.tree.structure(adapted)

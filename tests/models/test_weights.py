@@ -1,9 +1,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from models.sharding import MeshRules, make_mesh
-from models.weights import fill, parameter_names, parameter_shapes
+from models.weights import configure, fill, parameter_names, parameter_shapes
 
 
 def test_each_parameter_is_read_once_by_name_and_shape(decoder):
@@ -85,3 +86,21 @@ def test_pieces_on_a_mesh_share_no_memory_with_the_arrays_read(decoder):
     for buffer in buffers.values():
         buffer[...] = 2.0
     assert all((np.asarray(leaf) == 1.0).all() for leaf in jax.tree.leaves(filled))
+
+
+def test_configure_keeps_every_array_and_changes_settings_alone(decoder):
+    changed = configure(decoder, remat=True, compute_dtype="bfloat16")
+    assert (changed.config.remat, changed.config.compute_dtype) == (True, "bfloat16")
+    assert (decoder.config.remat, decoder.layers[0].config.remat) == (False, False)
+    assert changed.layers[1].config is changed.config
+    for one, other in zip(jax.tree.leaves(changed), jax.tree.leaves(decoder), strict=True):
+        assert one is other
+
+
+def test_configure_refuses_what_would_be_another_decoder(decoder):
+    with pytest.raises(ValueError, match=r"'num_layers': 3.* would change the parameters"):
+        configure(decoder, num_layers=3)
+    with pytest.raises(ValueError, match="would change the parameters"):
+        configure(decoder, tie_embeddings=True)
+    with pytest.raises(TypeError, match="colour"):
+        configure(decoder, colour="red")

@@ -72,16 +72,18 @@ def test_values_out_of_range_are_named(field, value, message):
         ("lora_alpha", 0.0, "lora_alpha must be > 0 and finite, got 0.0"),
         ("lora_targets", ("query", "head"), r"lora_targets must be some of query, .* down, got \('query', 'head'\)"),
         ("lora_targets", (), "lora_targets must be some of"),
+        ("compute_dtype", "int8", "compute_dtype must be float32 or bfloat16, got 'int8'"),
         ("base_dtype", "bfloat16", "base_dtype must be float32 without adapters, got 'bfloat16'"),
     ],
 )
-def test_a_run_out_of_range_is_named(field, value, message):
+def test_a_run_out_of_range_is_named(field, value, message, unchecked):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(find_preset("sort-tiny"), **{field: value})
 
 
 def test_adapters_round_trip():
     options = {"lora_rank": 8, "lora_alpha": 16.0, "lora_targets": ("query", "value"), "base_dtype": "bfloat16"}
+    options |= {"compute_dtype": "bfloat16", "remat": True}
     config = dataclasses.replace(find_preset("sort-tiny"), **options)
     again = RunConfig.from_json(config.to_json())
     assert again == config
@@ -155,7 +157,7 @@ def test_a_run_written_before_the_losses_had_names_reads_as_it_ran():
     values = json.loads(find_preset("sort-tiny").to_json())
     for field in ("loss", "advantages", "aggregation", "clip_epsilon_high", "tis_cap"):
         values["grpo"].pop(field)
-    for field in ("lora_rank", "lora_alpha", "lora_targets", "base_dtype"):
+    for field in ("lora_rank", "lora_alpha", "lora_targets", "base_dtype", "compute_dtype", "remat"):
         values.pop(field)
     assert RunConfig.from_json(json.dumps(values)) == find_preset("sort-tiny")
 
