@@ -79,7 +79,7 @@ def shard(decoder: Decoder, rules: MeshRules | None) -> Decoder:
 
 
 def configure(decoder: Decoder, **changes: Any) -> Decoder:
-    """The same parameters under changed settings: `remat`, `compute_dtype`, `attention` and whatever leaves their shapes.
+    """The same parameters under other settings: `remat`, `compute_dtype`, `attention`, what keeps their shapes.
 
     Raises:
       ValueError: a value is not allowed, or the parameters would be others.
