@@ -29,7 +29,7 @@ from timing import in_turn
 import models
 from models.export import to_hub
 from models.huggingface import hub_name
-from models.layers import linear
+from models.layers import head_logits, linear
 from models.weights import parameter_names
 
 PREFILL, TRAIN_ROWS, TRAIN_TOKENS, LEARNING_RATE = 512, 4, 128, 1e-5
@@ -69,9 +69,9 @@ Pair = tuple[Callable[[], object], Callable[[], object]]
 
 def prefill_pair(ours: models.Decoder, theirs: transformers.PreTrainedModel, token_ids: np.ndarray) -> Pair:
     @jax.jit
-    def our_prefill(model: models.Decoder, ids: jax.Array) -> jax.Array:
-        lengths = jnp.full(1, PREFILL - 1, jnp.int32)
-        return model.decode(ids[:, -1], model.prefill(ids, lengths, capacity=PREFILL))[0]
+    def our_prefill(model: models.Decoder, ids: jax.Array) -> tuple[jax.Array, models.KVCache]:
+        hidden, cache = model.read(ids, jnp.full(1, PREFILL, jnp.int32), capacity=PREFILL)
+        return head_logits(hidden[:, -1], model.head), cache
 
     @torch.no_grad()
     def their_prefill(ids: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from models.attention import Scoring, Slots, attention, causal_mask, ordered_attention, token_attention, visible
+from models.attention import (
+    Scoring,
+    Slots,
+    attention,
+    causal_attention,
+    causal_mask,
+    ordered_attention,
+    token_attention,
+    visible,
+)
 from models.cache import KVCache
 from models.config import DecoderConfig
 
@@ -20,7 +29,7 @@ def attend(
 ) -> Float[Array, "B T H Hd"]:
     """Causal attention of whole sequences in one layer, as `config.attention` says.
 
-    xla      scores written out
+    xla      scores written out, by blocks of queries
     cudnn    `jax.nn.dot_product_attention`: NVIDIA GPUs, 16-bit floats, no soft-cap
     tokamax  that package, where it is installed, with its own choice of kernel
     auto     cuDNN where the default device and the arrays allow it, else xla
@@ -36,7 +45,7 @@ def attend(
     if implementation == "auto":
         implementation = "cudnn" if _is_for_cudnn(queries, scoring) else "xla"
     if implementation == "xla":
-        return attention(queries, keys, values, causal_mask(queries.shape[1], window), scoring)
+        return causal_attention(queries, keys, values, scoring, window)
     left = None if window is None else (window - 1, 0)
     if implementation == "tokamax":
         tokamax = importlib.import_module("tokamax")

@@ -55,6 +55,8 @@ def _compiled(template: str) -> jinja2.Template:
         return _environment().from_string(template)
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"the chat template is not valid, line {error.lineno}: {_one_line(error)}") from None
+    except RecursionError:
+        raise ValueError("the chat template is not valid: it is nested too deeply") from None
 
 
 def _one_line(error: Exception) -> str:

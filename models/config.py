@@ -76,7 +76,8 @@ class LoraConfig:
         require_count("rank", self.rank)
         require(0 < self.alpha < math.inf, "alpha", self.alpha, "finite and > 0")
         unknown = [name for name in self.targets if name not in PROJECTIONS]
-        require(bool(self.targets) and not unknown, "targets", self.targets, f"one or more of {PROJECTIONS}")
+        once = len(set(self.targets)) == len(self.targets) > 0
+        require(once and not unknown, "targets", self.targets, f"one or more of {PROJECTIONS}, each once")
 
     @property
     def scale(self) -> float:
@@ -84,6 +85,7 @@ class LoraConfig:
         return self.alpha / self.rank
 
 
+MAX_LAYERS = 1000  # every layer is compiled; no open model has a fifth of these
 PROJECTIONS = ("query", "key", "value", "output", "gate", "up", "down")
 
 
@@ -163,6 +165,7 @@ class DecoderConfig:
         for name in ("vocab_size", "num_layers", "width", "num_heads", "num_kv_heads", "head_dim", "mlp_width"):
             require_count(name, getattr(self, name))
         require_count("max_length", self.max_length)
+        require(self.num_layers <= MAX_LAYERS, "num_layers", self.num_layers, f"at most {MAX_LAYERS}")
         allowed = f"a multiple of num_kv_heads={self.num_kv_heads}"
         require(self.num_heads % self.num_kv_heads == 0, "num_heads", self.num_heads, allowed)
         require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "even: rotary turns pairs")

@@ -67,6 +67,9 @@ class Decoder(nnx.Module):
           token_ids: right-padded rows, each starting at position 0.
           lengths: tokens of each row, in [0, T]; cells past them are read as token 0, so that no junk there reaches
             any number. Without lengths every cell is read; causality keeps later cells out of earlier ones.
+
+        Raises:
+          ValueError: T is not in [1, max_length].
         """
         hidden, rotaries = self._start(token_ids, lengths)
         for index, layer in enumerate(self.layers):
@@ -90,20 +93,34 @@ class Decoder(nnx.Module):
           chunk_size: places read at once, which bounds the memory of long prompts; None: all of them.
 
         Raises:
-          ValueError: capacity < S, or a chunk_size below 1.
+          ValueError: capacity is below S or beyond max_length, or chunk_size is below 1.
         """
-        num_rows, num_tokens = token_ids.shape
-        if capacity < num_tokens:
-            raise ValueError(f"capacity must be >= the {num_tokens} columns of token_ids, got {capacity}")
-        dtype = self.final_norm.dtype if self.config.compute_dtype is None else self.config.compute_dtype
-        cache = KVCache.empty(num_rows, capacity, self.config, dtype, chunk_size or 1)
-        if chunk_size is not None and chunk_size < num_tokens:
-            return self._prefill_chunks(token_ids, lengths.astype(jnp.int32), cache)
+        if chunk_size is None or chunk_size >= token_ids.shape[1]:
+            chunk_size = 1 if chunk_size is None else chunk_size
+            return self.read(token_ids, lengths, capacity=capacity, chunk_size=chunk_size)[1]
+        cache = self._empty_cache(token_ids, capacity, chunk_size)
+        return self._prefill_chunks(token_ids, lengths.astype(jnp.int32), cache)
+
+    def read(
+        self, token_ids: Int[Array, "P S"], lengths: Int[Array, " P"], *, capacity: int, chunk_size: int = 1
+    ) -> tuple[Float[Array, "P S D"], KVCache]:
+        """Final hidden states as in `hidden`, and the cache that `prefill` leaves.
+
+        Args:
+          token_ids: prompts; cells past a row's length are never read.
+          lengths: tokens to hold, in [0, S].
+          capacity: slots per row, >= S.
+          chunk_size: most tokens that `extend` will add at once.
+
+        Raises:
+          ValueError: capacity is below S or beyond max_length, or chunk_size is below 1.
+        """
+        cache = self._empty_cache(token_ids, capacity, chunk_size)
         hidden, rotaries = self._start(token_ids, lengths)
         for index, layer in enumerate(self.layers):
             hidden, keys, values = _forward(layer, hidden, rotaries[index], index=index)
             cache = cache.fill(index, keys, values, lengths)
-        return replace(cache, lengths=lengths.astype(jnp.int32))
+        return self._final(hidden), replace(cache, lengths=lengths.astype(jnp.int32))
 
     def decode(self, token_ids: Int[Array, " B"], cache: KVCache) -> tuple[Float[Array, "B V"], KVCache]:
         """float32 logits after one more token per row, and the cache that holds it.
@@ -139,8 +156,7 @@ class Decoder(nnx.Module):
             )
         places = jnp.arange(num_tokens, dtype=jnp.int32)[None]
         positions = cache.lengths[:, None] + places
-        # A full row's next position may lie past every table.
-        rotaries = self._rotaries(jnp.minimum(positions, self.max_length - 1))
+        rotaries = self._rotaries(positions)
         hidden = self._embed(jnp.where(places < counts[:, None], token_ids, 0))
         after = cache.advance(counts)
         for index, layer in enumerate(self.layers):
@@ -148,6 +164,16 @@ class Decoder(nnx.Module):
             cache = cache.write(index, keys, values, counts)
             hidden = layer.finish(hidden, attend_cache(queries, cache, index, positions, after.lengths, self.config))
         return self._final(hidden), replace(cache, lengths=after.lengths)
+
+    def _empty_cache(self, token_ids: Int[Array, "P S"], capacity: int, chunk_size: int) -> KVCache:
+        num_rows, num_tokens = token_ids.shape
+        if not num_tokens <= capacity <= self.max_length:
+            raise ValueError(
+                f"capacity must be in [{num_tokens}, {self.max_length}], from the columns of token_ids to max_length, "
+                f"got {capacity}"
+            )
+        dtype = self.final_norm.dtype if self.config.compute_dtype is None else self.config.compute_dtype
+        return KVCache.empty(num_rows, capacity, self.config, dtype, chunk_size)
 
     def _prefill_chunks(self, token_ids: Int[Array, "P S"], lengths: Int[Array, " P"], cache: KVCache) -> KVCache:
         size = cache.chunk_size
@@ -164,6 +190,8 @@ class Decoder(nnx.Module):
     def _start(
         self, token_ids: Int[Array, "B T"], lengths: Int[Array, " B"] | None
     ) -> tuple[Float[Array, "B T D"], list[Rotary | None]]:
+        if not 1 <= token_ids.shape[1] <= self.max_length:
+            raise ValueError(f"token_ids must have 1 to max_length={self.max_length} columns, got {token_ids.shape[1]}")
         places = jnp.arange(token_ids.shape[1], dtype=jnp.int32)[None]
         if lengths is not None:
             token_ids = jnp.where(places < lengths[:, None], token_ids, 0)

@@ -51,7 +51,8 @@ def save(
       FileExistsError: the folder is not empty, or is a file.
       ValueError: the decoder has adapters, or no hub family computes what it computes, or an argument is not allowed.
     """
-    folder = Path(folder)
+    # Through a link, so that what is renamed in the end takes the place of what it points at.
+    folder = Path(folder).resolve()
     require_count("max_shard_bytes", max_shard_bytes)
     dtype = decoder.final_norm.dtype if dtype is None else jnp.dtype(dtype)
     if dtype.name not in STORED_NAMES:
@@ -121,18 +122,21 @@ def _write_shard(path: Path, leaves: dict[str, jax.Array], dtype: np.dtype) -> N
     text += b" " * (-len(text) % 8)  # readers map the tensors behind it, so they are aligned
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for leaf in leaves.values():
-            file.write(_on_host(leaf, dtype).reshape(-1).view(np.uint8).data)
+        for name, leaf in leaves.items():
+            file.write(_on_host(name, leaf, dtype).reshape(-1).view(np.uint8).data)
 
 
-def _on_host(leaf: jax.Array, dtype: np.dtype) -> np.ndarray:
+def _on_host(name: str, leaf: jax.Array, dtype: np.dtype) -> np.ndarray:
     if not leaf.is_fully_addressable:
         raise ValueError("the decoder has pieces on devices of other processes: save needs a mesh of one process")
     whole = np.empty(leaf.shape, dtype)
     for piece in leaf.addressable_shards:
         if piece.replica_id == 0:
             # JAX keeps the host's copy of an array as long as the array: of this copy, until the next piece.
-            whole[piece.index] = np.asarray(jnp.array(piece.data, dtype))
+            cast = jnp.array(piece.data, dtype)
+            if cast.dtype != leaf.dtype and (jnp.isinf(cast) & jnp.isfinite(piece.data)).any():
+                raise ValueError(f"tensor {name!r} has values too large for {dtype.name}")
+            whole[piece.index] = np.asarray(cast)
     return whole
 
 

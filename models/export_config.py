@@ -98,7 +98,7 @@ def _gemma_fields(config: DecoderConfig, layer_types: list[str], rope: dict[str,
     return {
         "layer_types": layer_types,
         "sliding_window": config.max_length if config.sliding_window is None else config.sliding_window,
-        "query_pre_attn_scalar": _whole(config.score_scale**-2),
+        "query_pre_attn_scalar": _whole(config.score_scale),
         "attn_logit_softcapping": config.attention_softcap,
         "final_logit_softcapping": config.logit_softcap,
         "rope_parameters": {FULL: rope, SLIDING: _rope_parameters(config.local_rope_theta, None)},
@@ -107,9 +107,12 @@ def _gemma_fields(config: DecoderConfig, layer_types: list[str], rope: dict[str,
     }
 
 
-def _whole(value: float) -> float | int:
-    # The scalar was an integer before its root was taken and squared again.
-    return round(value) if abs(value - round(value)) < 1e-6 * value else value
+def _whole(score_scale: float) -> int:
+    # Files hold the inverse square of the scale, an integer.
+    value = score_scale**-2
+    allowed = "the inverse root of an integer, as Gemma's files store it"
+    require(abs(value - round(value)) < 1e-6 * value, "attention_scale", score_scale, allowed)
+    return round(value)
 
 
 def _rope_parameters(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:

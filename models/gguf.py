@@ -59,6 +59,9 @@ def read_decoder(file: GGUFFile, dtype: DTypeLike = jnp.float32, rules: MeshRule
             return tensor
         return tensor.unpermuted(config.num_heads if leaf == "query" else config.num_kv_heads)
 
+    # Before the tree of all layers is built, which takes long where their number is wrong.
+    for layer in range(config.num_layers):
+        file.tensor(gguf_name(f"layers.{layer}.query"), (config.num_heads * config.head_dim, config.width))
     decoder = fill(config, read, dtype, rules)
     file.refuse_unused(used)
     return decoder

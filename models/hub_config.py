@@ -1,9 +1,11 @@
 """A decoder's configuration from the `config.json` of a hub folder, in the style of transformers 4 or 5."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from models.config import (
+    MAX_LAYERS,
     DecoderConfig,
     LinearRopeScaling,
     Llama3RopeScaling,
@@ -54,6 +56,7 @@ def from_hub(hub: Mapping[str, Any]) -> DecoderConfig:
     num_heads, width, num_layers = (
         _count(hub, name) for name in ("num_attention_heads", "hidden_size", "num_hidden_layers")
     )
+    require(num_layers <= MAX_LAYERS, "num_hidden_layers", num_layers, f"at most {MAX_LAYERS}")
     layers = _layers(hub, num_layers)
     is_gemma = model_type == "gemma3_text"
     return DecoderConfig(
@@ -198,6 +201,8 @@ def _count(hub: Mapping[str, Any], name: str, default: int | None = None) -> int
 def _number(hub: Mapping[str, Any], name: str) -> float:
     value = _field(hub, name)
     require(isinstance(value, int | float) and not isinstance(value, bool), name, value, "a number")
+    is_held = isinstance(value, float) or abs(value) <= sys.float_info.max
+    require(is_held, name, str(value)[:20], "a number that a float can hold")
     return float(value)
 
 

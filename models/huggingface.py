@@ -101,6 +101,9 @@ def read_folder(folder: Path, dtype: DTypeLike = jnp.float32, rules: MeshRules |
             return stored[file_name].checked(shape)
 
         used: set[str] = set()
+        # Before the tree of all layers is built, which takes long where their number is wrong.
+        for layer in range(config.num_layers):
+            read(f"layers.{layer}.query", (config.num_heads * config.head_dim, config.width))
         decoder = fill(config, read, dtype, rules)
         _refuse_unused(stored, used, config)
     return decoder
@@ -134,7 +137,10 @@ def _open_all(folder: Path, stack: ExitStack) -> dict[str, StoredTensor]:
         missing = sorted(expected - set(found))
         if missing:
             raise ValueError(f"{path} has no tensor {missing[0]!r}, which {INDEX_FILE} says it has")
-        stored |= {name: StoredTensor(path, name, handle) for name in found}
+        for name in found:
+            if name in stored:
+                raise ValueError(f"{path}: tensor {name!r} is in {stored[name].path.name} too")
+            stored[name] = StoredTensor(path, name, handle)
     return stored
 
 

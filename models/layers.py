@@ -19,8 +19,9 @@ def linear(
 ) -> Float[Array, "*B O"]:
     """x @ weight.T + bias, with the weight as the hub files store it: one row per output.
 
-    Both operands contract their last axis. On XLA:CPU (2 cores, jax 0.10.2 and 0.12.0) one SmolLM2 decode step is
-    40, 64, 90 ms at 8, 32, 64 rows; cut into 16 output blocks it was never faster (92, 163, 222 and 48, 92, 156 ms).
+    Both operands contract their last axis. On XLA:CPU (jax 0.10.2 and 0.12.0, two machines) no layout is faster at the
+    batch sizes of rollouts, and 16 blocks of outputs as one batched product are up to twice slower
+    (`benchmarks/decoder.py --only layouts`).
     """
     y = jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())), precision=PRECISION)
     return y if bias is None else y + jnp.broadcast_to(bias, y.shape)

@@ -38,6 +38,8 @@ def is_adapter(name: str) -> bool:
 def attach(decoder: Decoder, lora: LoraConfig, rngs: nnx.Rngs) -> Decoder:
     """The decoder with new adapters, which change nothing yet; it shares all other arrays with the one given.
 
+    Training donates the arrays of its state: to keep the base beside it, attach to a copy of it.
+
     Args:
       decoder: its weights may have any float dtype, the adapters are float32.
       lora: rank, scale and which projections.
@@ -85,7 +87,7 @@ def detach(decoder: Decoder) -> Decoder:
     return from_named(dataclasses.replace(decoder.config, lora=None), named_parameters(decoder), decoder.rules)
 
 
-def save(decoder: Decoder, folder: Path, base_model_name: str | None = None) -> None:
+def save(decoder: Decoder, folder: str | Path, base_model_name: str | None = None) -> None:
     """Writes the adapters as a folder that PEFT's `PeftModel.from_pretrained` reads; files there are replaced.
 
     Args:
@@ -96,6 +98,7 @@ def save(decoder: Decoder, folder: Path, base_model_name: str | None = None) -> 
     Raises:
       ValueError: it has no adapters.
     """
+    folder = Path(folder)
     config = to_peft(_lora_of(decoder), base_model_name)
     folder.mkdir(parents=True, exist_ok=True)
     arrays = jax.device_get({name: leaf for name, leaf in named_parameters(decoder).items() if is_adapter(name)})
@@ -106,7 +109,7 @@ def save(decoder: Decoder, folder: Path, base_model_name: str | None = None) -> 
     write_whole(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
 
 
-def load(decoder: Decoder, folder: Path) -> Decoder:
+def load(decoder: Decoder, folder: str | Path) -> Decoder:
     """The decoder with the adapters of a PEFT folder, as float32; it shares all other arrays with the one given.
 
     Args:
@@ -118,6 +121,7 @@ def load(decoder: Decoder, folder: Path) -> Decoder:
       ValueError: a file is damaged, an option is not supported, or a tensor is missing, misshapen or unknown.
     """
     _require_none(decoder)
+    folder = Path(folder)
     path = folder / CONFIG_FILE
     content = read_json(path)
     try:

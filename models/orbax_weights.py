@@ -28,7 +28,7 @@ FORMAT = 1
 ROPE_SCALINGS = {"llama3": Llama3RopeScaling, "linear": LinearRopeScaling}
 
 
-def save_orbax(decoder: Decoder, folder: Path) -> None:
+def save_orbax(decoder: Decoder, folder: str | Path) -> None:
     """Writes a decoder, adapters included; on return it is complete.
 
     Args:
@@ -38,10 +38,10 @@ def save_orbax(decoder: Decoder, folder: Path) -> None:
     Raises:
       ValueError: the folder holds a decoder already.
     """
-    write_arrays(folder / ARRAYS, named_parameters(decoder), {CONFIG_FILE: config_to_json(decoder.config)})
+    write_arrays(Path(folder) / ARRAYS, named_parameters(decoder), {CONFIG_FILE: config_to_json(decoder.config)})
 
 
-def load_orbax(folder: Path, rules: MeshRules | None = None, dtype: DTypeLike | None = None) -> Decoder:
+def load_orbax(folder: str | Path, rules: MeshRules | None = None, dtype: DTypeLike | None = None) -> Decoder:
     """The decoder that `save_orbax` wrote.
 
     Args:
@@ -53,6 +53,7 @@ def load_orbax(folder: Path, rules: MeshRules | None = None, dtype: DTypeLike | 
       FileNotFoundError: there is no decoder.json.
       ValueError: a file is damaged, or decoder.json is of another decoder than the arrays; the reason is named.
     """
+    folder = Path(folder)
     path = folder / CONFIG_FILE
     content = read_json(path)
     try:

@@ -68,7 +68,8 @@ def shard(decoder: Decoder, rules: MeshRules | None) -> Decoder:
     """The same decoder with its parameters cut over a mesh; on the first device with None.
 
     Its `hidden`, `logits`, `prefill` and `decode` keep rows, heads and vocabulary cut, and `jaxmask.generate` and
-    `train.grpo_step` find the sharding of its logits by themselves.
+    `train.grpo_step` find the sharding of its logits by themselves. Memory may be shared with the decoder given:
+    whoever donates one (as training does) copies the other first, by `jax.tree.map(jnp.copy, decoder)`.
     """
 
     def move(path: tuple, leaf: jax.Array) -> jax.Array:

@@ -52,7 +52,7 @@ def make_optimizer(config: GRPOConfig, num_iterations: int) -> optax.GradientTra
 
 
 def init_state(model: Decoder, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
-    """The state before the first iteration.
+    """The state before the first iteration; it holds the model's own arrays, which iterations donate.
 
     Raises:
       ValueError: weights to train that are not float32: a bfloat16 weight of 1 does not move by less than 0.004.

@@ -1,10 +1,21 @@
 """Attention against a float64 loop over rows, queries and heads."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.attention import Scoring, Slots, attention, causal_mask, ordered_attention, token_attention, visible
+from models import attention as module
+from models.attention import (
+    Scoring,
+    Slots,
+    attention,
+    causal_attention,
+    causal_mask,
+    ordered_attention,
+    token_attention,
+    visible,
+)
 
 FLOAT32 = 1e-5  # float32 against float64, values of order 1
 SCORINGS = (Scoring(0.5), Scoring(0.25, softcap=0.8))
@@ -42,6 +53,36 @@ def test_many_queries_against_a_loop(attend, scoring):
     visible_mask[..., 0] = True
     found = attend(*map(jnp.asarray, (queries, keys, values, visible_mask)), scoring)
     close(found, attention_loop(queries, keys, values, visible_mask, scoring))
+
+
+@pytest.mark.parametrize(("window", "blocks"), [(None, 3), (3, 3), (1, 3), (None, 1), (30, 8)])
+def test_blocks_of_queries_are_the_whole(window, blocks, monkeypatch):
+    """Ten places in blocks of 4, of 10, or, with at most 8 blocks, of 2: the loop sees all of them at once."""
+    sizes = {1: (16, 8), 3: (4, 8), 8: (1, 8)}[blocks]
+    monkeypatch.setattr(module, "BLOCK_SIZE", sizes[0])
+    monkeypatch.setattr(module, "MAX_BLOCKS", sizes[1])
+    queries, keys, values = draws((2, 10, 6, 4), (2, 10, 2, 4), (2, 10, 2, 4))
+    found = causal_attention(*map(jnp.asarray, (queries, keys, values)), SCORINGS[1], window)
+    is_seen = np.broadcast_to(np.asarray(causal_mask(10, window)), (2, 10, 10))
+    close(found, attention_loop(queries, keys, values, is_seen, SCORINGS[1]))
+
+
+def test_the_gradient_of_blocks_is_that_of_one_program(monkeypatch):
+    arrays = [jnp.asarray(x) for x in draws((1, 5, 2, 4), (1, 5, 1, 4), (1, 5, 1, 4))]
+
+    def plain(queries, keys, values):
+        scores = jnp.einsum("bthd,bskd->bhts", queries, keys) * 0.5
+        weights = jax.nn.softmax(jnp.where(jnp.tri(5, dtype=bool)[None, None], scores, -jnp.inf))
+        return jnp.einsum("bhts,bskd->bthd", weights, values)
+
+    monkeypatch.setattr(module, "BLOCK_SIZE", 2)
+    target = jnp.asarray(draws((1, 5, 2, 4))[0])
+    found, expected = (
+        jax.grad(lambda *inputs: (attend(*inputs) * target).sum(), argnums=(0, 1, 2))(*arrays)  # noqa: B023
+        for attend in (lambda *inputs: causal_attention(*inputs, Scoring(0.5)), plain)
+    )
+    for one, other in zip(found, expected, strict=True):
+        close(one, other)
 
 
 @pytest.mark.parametrize("scoring", SCORINGS)

@@ -40,6 +40,7 @@ def test_what_is_none_is_not_there():
         ("{{ 1 // 0 }}", "refuses these messages: .*zero"),
         ("{{ messages[7].content }}", "refuses these messages: .*no element 7"),
         ("\n\n{% if %}", "the chat template is not valid, line 3: Expected an expression"),
+        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "the chat template is not valid: it is nested too deeply"),
         ("{{ 1 | nosuch }}", "the chat template is not valid, line 1: No filter named 'nosuch'"),
     ],
 )

@@ -154,8 +154,24 @@ def test_cells_past_a_rows_length_are_never_read(decoder):
 
 
 def test_prefill_refuses_a_capacity_below_its_columns(decoder):
-    with pytest.raises(ValueError, match="capacity must be >= the 12 columns of token_ids, got 11"):
-        decoder.prefill(jnp.asarray(TOKEN_IDS), jnp.asarray(LENGTHS), capacity=11)
+    for capacity in (11, 33):
+        with pytest.raises(ValueError, match=rf"capacity must be in \[12, 32\], .* got {capacity}"):
+            decoder.prefill(jnp.asarray(TOKEN_IDS), jnp.asarray(LENGTHS), capacity=capacity)
+
+
+def test_texts_beyond_the_models_length_and_none_at_all_are_refused(decoder):
+    for columns in (0, 33):
+        with pytest.raises(ValueError, match=f"1 to max_length=32 columns, got {columns}"):
+            decoder.hidden(jnp.zeros((1, columns), jnp.int32))
+    with pytest.raises(ValueError, match="chunk_size must be an integer >= 1, got 0"):
+        decoder.prefill(jnp.asarray(TOKEN_IDS), jnp.asarray(LENGTHS), capacity=12, chunk_size=0)
+
+
+def test_a_cache_as_long_as_the_model_is_right_to_its_last_position(decoder):
+    token_ids = np.random.default_rng(4).integers(0, 31, (1, 32)).astype(np.int32)
+    cache = prefill(decoder, token_ids[:, :30], np.array([30], np.int32), 32)
+    logits, _ = decode_from(decoder, cache, token_ids, 2)
+    close(logits[:, 0], full_logits(decoder, token_ids)[0, 30:])
 
 
 def test_logits_are_hidden_times_head(decoder):

@@ -15,6 +15,7 @@ SMALL = DecoderConfig(64, 2, 16, 4, 2, 8, 24, 1e4, None, 1e-6, True)
         ({"vocab_size": True}, "vocab_size=True.*integer"),
         ({"rope_theta": float("inf")}, "rope_theta=inf.*finite"),
         ({"max_length": -1}, "max_length=-1.*>= 1"),
+        ({"num_layers": 1001}, "num_layers=1001.*at most 1000"),
         ({"sliding_window": 0}, "sliding_window=0.*>= 1"),
         ({"full_layers": (2,)}, r"full_layers=\(2,\).*below num_layers=2"),
         ({"unrotated_layers": (-1,)}, "unrotated_layers"),
@@ -52,6 +53,7 @@ def test_impossible_scalings_are_refused(values, message):
         (lambda: LoraConfig(rank=2, alpha=0.0), "alpha=0.0.*> 0"),
         (lambda: LoraConfig(rank=2, alpha=1.0, targets=("query", "head")), "targets=.*head.*one or more of"),
         (lambda: LoraConfig(rank=2, alpha=1.0, targets=()), r"targets=\(\)"),
+        (lambda: LoraConfig(rank=2, alpha=1.0, targets=("up", "up")), "each once"),
     ],
 )
 def test_impossible_parts_are_refused(make, message):

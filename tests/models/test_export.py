@@ -113,6 +113,26 @@ def test_the_tokenizer_is_saved_and_its_ends_of_reply_are_named(decoder, folder,
     assert tokenizer.encode("he 12") == Tokenizer(backend).encode("he 12")
 
 
+def test_values_too_large_for_the_stored_dtype_are_refused(decoder, folder):
+    large = jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].set(1e6), decoder)
+    with pytest.raises(ValueError, match=r"tensor 'model.embed_tokens.weight' has values too large for float16"):
+        models.save(large, folder, dtype=jnp.float16)
+    assert not folder.exists()
+
+
+def test_a_link_to_an_empty_folder_is_filled(decoder, tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    models.save(decoder, tmp_path / "link")
+    assert (tmp_path / "real" / "config.json").is_file()
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_gemma_whose_scale_no_file_can_hold_is_refused(decoder, folder):
+    with pytest.raises(ValueError, match=r"attention_scale=0\.3 is not supported"):
+        models.save(models.configure(decoder, attention_scale=0.3), folder)
+
+
 def test_without_a_tokenizer_no_end_of_reply_is_named(decoder, folder):
     models.save(decoder, folder)
     expected = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}

@@ -15,7 +15,7 @@ def test_an_absent_file_is_named(tmp_path):
         read_json(tmp_path / "settings.json")
 
 
-@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe{}", b"3", b"null"])
+@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe{}", b"3", b"null", b"[" * 200_000])
 def test_damaged_files_are_refused_even_where_absent_ones_are_not(tmp_path, content):
     path = tmp_path / "settings.json"
     path.write_bytes(content)

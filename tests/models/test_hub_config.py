@@ -95,6 +95,8 @@ def test_llama3_scaling_is_read_in_the_old_spelling_too():
         ({"hidden_size": "48"}, "hidden_size", "'48'", ">= 1"),
         ({"num_key_value_heads": 3}, "num_heads", "4", "num_kv_heads=3"),
         ({"rope_theta": "big"}, "rope_theta", "'big'", "number"),
+        ({"rope_theta": 10**400}, "rope_theta", "'1000", "a float can hold"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers", "1000000000000", "at most 1000"),
         ({"rms_norm_eps": float("nan")}, "norm_eps", "nan", "(0, 1)"),
     ],
 )

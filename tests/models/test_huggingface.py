@@ -215,6 +215,19 @@ def test_an_index_that_names_a_tensor_elsewhere_is_refused(llama_folder):
     assert f"{path} has no tensor 'model.norm.weight', which {index.name} says it has" in refusal(llama_folder)
 
 
+def test_a_tensor_in_two_files_is_refused(llama_folder):
+    split(llama_folder)
+    first, second = (llama_folder / f"part-{number}.safetensors" for number in (1, 2))
+    tensors = load_file(first)
+    save_file(tensors | {"model.norm.weight": load_file(second)["model.norm.weight"]}, first)
+    assert "tensor 'model.norm.weight' is in part-" in refusal(llama_folder)
+
+
+def test_layers_that_no_file_holds_are_missed_at_once(llama_folder):
+    edit_json(llama_folder / "config.json", num_hidden_layers=1000)
+    assert "'model.layers.3.self_attn.q_proj.weight' with shape (64, 48) is missing" in refusal(llama_folder)
+
+
 @pytest.mark.parametrize("file_name", [3, None, "../model.safetensors", ["part-1.safetensors"]])
 def test_an_index_that_names_no_file_beside_it_is_refused(llama_folder, file_name):
     (llama_folder / "model.safetensors").unlink()
