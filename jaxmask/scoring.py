@@ -99,7 +99,7 @@ def on_supports(
     def edited(hidden: Array, head: Array) -> Array:
         flat = hidden.reshape(-1, hidden.shape[-1])
         kept = heads.kept_logits(flat, head, cells, policy.placed, implementation)
-        kept = _capped(kept.reshape(support.token_ids.shape), policy.logit_softcap)
+        kept = soft_cap(kept.reshape(support.token_ids.shape), policy.logit_softcap)
         if policy.replay is None:
             return kept
         # Whatever the settings of a row without a support are, they are not its.
@@ -134,7 +134,7 @@ def over_vocabulary(
         token_ids, temperature, packed = of_rows
 
         def edited(logits: Array) -> Array:
-            logits = _capped(logits, policy.logit_softcap)
+            logits = soft_cap(logits, policy.logit_softcap)
             return logits if replay is None else replay.edited_rows(logits, index, part)
 
         logits, ref_logits = edited(logits), None if ref_logits is None else edited(ref_logits)
@@ -155,5 +155,9 @@ def over_vocabulary(
     return jax.tree.map(lambda leaf: leaf.reshape(leading), rows)
 
 
-def _capped(logits: Float[Array, "*B"], cap: float | None) -> Float[Array, "*B"]:
+def soft_cap(logits: Float[Array, "*B"], cap: float | None) -> Float[Array, "*B"]:
+    """cap * tanh(logits / cap); without a cap the logits themselves. The model's own, so that both sides agree.
+
+    Source: Gemma 2, arXiv 2408.00118, section 2.
+    """
     return logits if cap is None else cap * jnp.tanh(logits / cap)

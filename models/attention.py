@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from models.layers import PRECISION, ordered_sum, soft_cap
+from jaxmask.scoring import soft_cap
+from models.layers import PRECISION, ordered_sum
 
 # Queries of a block, in which half of the keys of the last block may be seen in vain; fewer blocks compile faster.
 BLOCK_SIZE, MAX_BLOCKS = 128, 8

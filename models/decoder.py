@@ -14,11 +14,12 @@ from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from jaxmask.scoring import soft_cap
 from models.attend import attend, attend_cache
 from models.block import Layer, Rotary, norm_weight, normal, normed, used
 from models.cache import KVCache
 from models.config import DecoderConfig
-from models.layers import head_logits, rotary_table, soft_cap, stored_rotary_table
+from models.layers import head_logits, rotary_table, stored_rotary_table
 from models.sharding import MeshRules
 
 

@@ -60,8 +60,8 @@ def save(
     config = to_hub(decoder.config, dtype.name) | _token_ids(tokenizer)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} must be new or an empty folder, it is not: nothing is overwritten")
-    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.absolute().with_name(f".{folder.absolute().name}-{uuid.uuid4().hex[:8]}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
     try:
         partial.mkdir()
         _write_json(partial / "config.json", config)
@@ -71,7 +71,7 @@ def save(
             _write_json(partial / GENERATION_FILE, _token_ids(tokenizer))
         _write_weights(partial, decoder, dtype, max_shard_bytes)
         _flush(partial)
-        partial.replace(folder.absolute())
+        partial.replace(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -132,7 +132,7 @@ def hub_name(name: str, config: DecoderConfig) -> str:
 def _open_all(folder: Path, stack: ExitStack) -> dict[str, StoredTensor]:
     stored: dict[str, StoredTensor] = {}
     for path, expected in _weight_files(folder).items():
-        handle = stack.enter_context(_open(path))
+        handle = stack.enter_context(open_safetensors(path))
         found = list(handle.keys())
         missing = sorted(expected - set(found))
         if missing:
@@ -165,7 +165,8 @@ def _weight_files(folder: Path) -> dict[Path, set[str]]:
     return files
 
 
-def _open(path: Path) -> Any:
+def open_safetensors(path: Path) -> Any:
+    """An open safetensors file, a context manager; a damaged one is a ValueError."""
     try:
         return safe_open(path, framework="numpy")
     except (SafetensorError, OSError) as error:

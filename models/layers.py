@@ -142,11 +142,3 @@ def gated(
     Source: Shazeer, arXiv 2002.05202, equation 6.
     """
     return ACTIVATIONS[activation](gate) * up
-
-
-def soft_cap(x: Float[Array, "*B"], cap: float | None) -> Float[Array, "*B"]:
-    """cap * tanh(x / cap); without a cap x itself.
-
-    Source: Gemma 2, arXiv 2408.00118, section 2.
-    """
-    return x if cap is None else cap * jnp.tanh(x / cap)

@@ -14,14 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from models.block import new_adapter
 from models.config import DecoderConfig, LoraConfig
 from models.decoder import Decoder
 from models.files import read_json, write_whole
-from models.huggingface import StoredTensor, hub_name
+from models.huggingface import StoredTensor, hub_name, open_safetensors
 from models.layers import PRECISION
 from models.peft_config import from_peft, to_peft
 from models.weights import from_named, named_parameters, parameter_names
@@ -146,19 +145,16 @@ def _read(path: Path, decoder: Decoder, lora: LoraConfig) -> dict[str, jax.Array
     config = dataclasses.replace(decoder.config, lora=lora)
     names = {peft_name(name, config): name for name in parameter_names(config) if is_adapter(name)}
     weights = named_parameters(decoder)
-    try:
-        with safe_open(path, framework="numpy") as handle:
-            stored = set(handle.keys())
-            for name in sorted(names.keys() - stored):
-                raise ValueError(f"{path}: tensor {name!r} is missing")
-            for name in sorted(stored - names.keys()):
-                raise ValueError(f"{path}: tensor {name!r} belongs to no adapter of {', '.join(lora.targets)}")
-            return {
-                ours: _float32(StoredTensor(path, name, handle), _shape(ours, weights, lora))
-                for name, ours in names.items()
-            }
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
+    with open_safetensors(path) as handle:
+        stored = set(handle.keys())
+        for name in sorted(names.keys() - stored):
+            raise ValueError(f"{path}: tensor {name!r} is missing")
+        for name in sorted(stored - names.keys()):
+            raise ValueError(f"{path}: tensor {name!r} belongs to no adapter of {', '.join(lora.targets)}")
+        return {
+            ours: _float32(StoredTensor(path, name, handle), _shape(ours, weights, lora))
+            for name, ours in names.items()
+        }
 
 
 def _float32(tensor: StoredTensor, shape: tuple[int, int]) -> jax.Array:

@@ -2,6 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxmask.scoring import soft_cap
 from models.config import LinearRopeScaling, Llama3RopeScaling
 from models.layers import (
     gated,
@@ -11,7 +12,6 @@ from models.layers import (
     rotary_frequencies,
     rotary_table,
     rotate,
-    soft_cap,
 )
 
 FLOAT32 = 1e-5  # float32 against float64, values of order 1
