@@ -6,24 +6,33 @@ policy on exactly these ids.
 
 from jaxmask.batch import SamplingBatch
 from jaxmask.checks import check_engine, check_sampling_mask
+from jaxmask.draft_model import DraftModel
 from jaxmask.drawn import Sample, TopLogprobs
 from jaxmask.generate import generate
 from jaxmask.history import History
 from jaxmask.params import SamplingParams
 from jaxmask.policy import Reference, Scores, full_scores, masked_log_probs, support_log_probs, support_scores
 from jaxmask.prompt import PromptLogprobs, prompt_logprobs
+from jaxmask.prompt_lookup import PromptLookup
+from jaxmask.ragged_support import RaggedSupport
 from jaxmask.received import rollout_from_csr, rollout_from_lists
+from jaxmask.recording import NewTokens
 from jaxmask.replay import Replay
 from jaxmask.rollout import Finish, Rollout
 from jaxmask.sampling import sample
+from jaxmask.streaming import stream
 from jaxmask.support import Support
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "DraftModel",
     "Finish",
     "History",
+    "NewTokens",
     "PromptLogprobs",
+    "PromptLookup",
+    "RaggedSupport",
     "Reference",
     "Replay",
     "Rollout",
@@ -42,6 +51,7 @@ __all__ = [
     "rollout_from_csr",
     "rollout_from_lists",
     "sample",
+    "stream",
     "support_log_probs",
     "support_scores",
 ]

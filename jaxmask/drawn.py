@@ -31,7 +31,7 @@ class TopLogprobs:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One drawn token per row.
+    """One drawn token per row, over any leading axes.
 
     Attributes:
       token_ids: in [0, vocab_size).
@@ -45,13 +45,13 @@ class Sample:
         unless asked for.
     """
 
-    token_ids: Int[Array, " B"]
-    logprobs: Float[Array, " B"]
+    token_ids: Int[Array, "*B"]
+    logprobs: Float[Array, "*B"]
     support: Support
-    is_valid: Bool[Array, " B"]
-    ranks: Int[Array, " B"] | None = None
+    is_valid: Bool[Array, "*B"]
+    ranks: Int[Array, "*B"] | None = None
     top: TopLogprobs | None = None
-    support_logprobs: Float[Array, "B W"] | None = None
+    support_logprobs: Float[Array, "*B W"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

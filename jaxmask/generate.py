@@ -12,20 +12,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Int
 
+from jaxmask import decoding
 from jaxmask.batch import SamplingBatch
-from jaxmask.checks import check_prompts
-from jaxmask.drawn import Sample
-from jaxmask.history import History
+from jaxmask.checks import check_num_logprobs, check_prompts
+from jaxmask.decoding import StepOptions
 from jaxmask.kernels.dispatch import settle
 from jaxmask.model import Model, PlacedModel
 from jaxmask.params import check_count, check_logprobs_mode
-from jaxmask.rollout import Finish, Rollout
-from jaxmask.sampling import needs_bits, sample, with_support_bound
-from jaxmask.support import Support
+from jaxmask.recording import Recording
+from jaxmask.rollout import Rollout
+from jaxmask.sampling import needs_bits, with_support_bound
+from jaxmask.speculation import Speculation, VerifyingModel
 
-_STATIC = ("max_new_tokens", "width", "group_size", "logprobs_mode", "pad_token_id", "sharding", "implementation")
+_STATIC = ("max_new_tokens", "group_size", "max_ids", "prefill_chunk_size", "options")
 
 
 def generate(
@@ -39,6 +40,9 @@ def generate(
     group_size: int = 1,
     logprobs_mode: str = "processed_logprobs",
     pad_token_id: int = 0,
+    max_ids: int | None = None,
+    prefill_chunk_size: int | None = None,
+    speculation: Speculation | None = None,
     sharding: NamedSharding | PartitionSpec | None = None,
     implementation: str = "auto",
 ) -> Rollout:
@@ -56,19 +60,67 @@ def generate(
       group_size: completions per prompt, G; a prompt is prefilled once for its group, which shares what it leaves.
       logprobs_mode: what `Rollout.logprobs` holds.
       pad_token_id: written past the end of each row.
+      max_ids: store supports one after another, with room for this many ids of all rows together (`RaggedSupport`);
+        a row whose support finds no room ends with `Finish.OVERFLOW`. None: W cells for every token.
+      prefill_chunk_size: places of the prompts read at once, which bounds the memory of long ones; for models whose
+        `prefill` takes `chunk_size`. None: all of them.
+      speculation: guesses tokens ahead, `PromptLookup` or `DraftModel`; needs a `VerifyingModel`. The rollout is the
+        one without it, up to rounding.
       sharding: how the model's logits [B, V] are cut over a mesh (see `sample`); None: as a `PlacedModel` says.
       implementation: of the sampler (see `sample`).
 
     Raises:
-      ValueError: shapes do not fit, an unknown implementation, prompt and completion exceed the model's length or, seen
-        outside of jit only, a prompt is empty or holds an id outside the vocabulary.
+      ValueError: shapes do not fit, an unknown implementation, prompt and completion exceed the model's length,
+        `max_ids` where supports may be wider than `width`, a model that cannot verify guesses or, seen outside of jit
+        only, a prompt is empty or holds an id outside the vocabulary.
     """
-    check_logprobs_mode(logprobs_mode)
-    implementation = settle(implementation, prompt_ids)
-    num_prompts = prompt_ids.shape[0]
+    options = StepOptions(width, logprobs_mode, None, pad_token_id, sharding, implementation)
+    counts = {"max_new_tokens": max_new_tokens, "group_size": group_size}
+    batch, options = prepared(model, batch, prompt_ids, prompt_lengths, speculation, options, counts)
+    for field, value in (("max_ids", max_ids), ("prefill_chunk_size", prefill_chunk_size)):
+        if value is not None:
+            check_count(field, value)
+    if max_ids is not None and needs_bits(batch, width):
+        raise ValueError(
+            f"max_ids needs supports of at most width={width} ids, and this batch promises none: make it with "
+            f"support_bound={width} or less."
+        )
+    return _generate(
+        model,
+        batch,
+        prompt_ids.astype(jnp.int32),
+        prompt_lengths.astype(jnp.int32),
+        speculation,
+        max_new_tokens=max_new_tokens,
+        group_size=group_size,
+        max_ids=max_ids,
+        prefill_chunk_size=prefill_chunk_size,
+        options=options,
+    )
+
+
+def with_limit(batch: SamplingBatch, max_new_tokens: int) -> SamplingBatch:
+    """The batch, with no row's `max_tokens` above a limit."""
+    return dataclasses.replace(batch, max_tokens=jnp.minimum(batch.max_tokens, max_new_tokens))
+
+
+def prepared(
+    model: Model,
+    batch: SamplingBatch,
+    prompt_ids: Int[Array, "P S"],
+    prompt_lengths: Int[Array, " P"],
+    speculation: Speculation | None,
+    options: StepOptions,
+    counts: dict[str, int],
+) -> tuple[SamplingBatch, StepOptions]:
+    """One row per completion, and options with nothing left to choose; what does not fit together is refused."""
+    check_logprobs_mode(options.logprobs_mode)
     check_prompts(prompt_ids, prompt_lengths, batch.vocab_size)
-    for field, value in (("max_new_tokens", max_new_tokens), ("width", width), ("group_size", group_size)):
+    for field, value in {**counts, "width": options.width}.items():
         check_count(field, value)
+    if options.num_logprobs is not None:
+        check_num_logprobs(options.num_logprobs, batch.vocab_size, "None or an integer")
+    num_prompts, group_size = prompt_ids.shape[0], counts["group_size"]
     if group_size > 1 and batch.num_rows == num_prompts:
         batch = batch.repeat(group_size)
     if batch.num_rows != num_prompts * group_size:
@@ -76,44 +128,20 @@ def generate(
             f"batch must have {num_prompts} rows (one per prompt) or {num_prompts * group_size} (one per completion), "
             f"got {batch.num_rows}."
         )
-    capacity = prompt_ids.shape[1] + max_new_tokens
+    capacity = prompt_ids.shape[1] + counts["max_new_tokens"]
     if capacity > model.max_length:
         raise ValueError(
-            f"prompt width {prompt_ids.shape[1]} + max_new_tokens {max_new_tokens} = {capacity} exceeds the model's "
-            f"max_length {model.max_length}."
+            f"prompt width {prompt_ids.shape[1]} + max_new_tokens {counts['max_new_tokens']} = {capacity} exceeds the "
+            f"model's max_length {model.max_length}."
         )
+    if speculation is not None and not isinstance(model, VerifyingModel):
+        raise ValueError(f"speculation needs a model with extend_logits, which {type(model).__name__} lacks.")
+    sharding = options.sharding
     if sharding is None and isinstance(model, PlacedModel):
         sharding = model.logits_sharding
-    batch = with_support_bound(batch, width)
-    return _generate(
-        model,
-        batch,
-        prompt_ids.astype(jnp.int32),
-        prompt_lengths.astype(jnp.int32),
-        max_new_tokens=max_new_tokens,
-        width=width,
-        group_size=group_size,
-        logprobs_mode=logprobs_mode,
-        pad_token_id=pad_token_id,
-        sharding=sharding,
-        implementation=implementation,
-    )
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Decoding:
-    """Loop state. `last_ids` are the tokens still to be fed: at first the last one of each prompt."""
-
-    step: Int[Array, ""]
-    last_ids: Int[Array, " B"]
-    cache: Any
-    history: History | None
-    token_ids: Int[Array, "B T"]
-    logprobs: Float[Array, "B T"]
-    support: Support
-    lengths: Int[Array, " B"]
-    finish: Int[Array, " B"]
+    settled = settle(options.implementation, prompt_ids)
+    options = dataclasses.replace(options, sharding=sharding, implementation=settled)
+    return with_support_bound(batch, options.width), options
 
 
 @functools.partial(jax.jit, static_argnames=_STATIC)
@@ -122,105 +150,39 @@ def _generate(
     batch: SamplingBatch,
     prompt_ids: Int[Array, "P S"],
     prompt_lengths: Int[Array, " P"],
+    speculation: Speculation | None,
     *,
     max_new_tokens: int,
-    width: int,
     group_size: int,
-    logprobs_mode: str,
-    pad_token_id: int,
-    sharding: NamedSharding | PartitionSpec | None,
-    implementation: str,
+    max_ids: int | None,
+    prefill_chunk_size: int | None,
+    options: StepOptions,
 ) -> Rollout:
-    limits = jnp.minimum(batch.max_tokens, max_new_tokens)
-    draw = functools.partial(
-        sample,
-        batch=batch,
-        width=width,
-        logprobs_mode=logprobs_mode,
-        sharding=sharding,
-        implementation=implementation,
+    limited = with_limit(batch, max_new_tokens)
+    state = decoding.start(
+        model,
+        limited,
+        prompt_ids,
+        prompt_lengths,
+        max_new_tokens=max_new_tokens,
+        group_size=group_size,
+        prefill_chunk_size=prefill_chunk_size,
+        speculation=speculation,
     )
-
-    def is_running(state: _Decoding) -> Bool[Array, ""]:
-        return (state.finish == Finish.RUNNING).any()
-
-    def step(state: _Decoding) -> _Decoding:
-        logits, cache = model.decode(state.last_ids, state.cache)
-        drawn = draw(logits, step=state.step, history=state.history)
-        return _record(dataclasses.replace(state, cache=cache), drawn, batch, limits, pad_token_id)
-
-    state = _start(model, batch, prompt_ids, prompt_lengths, max_new_tokens, width, group_size, pad_token_id)
-    state = jax.lax.while_loop(is_running, step, state)
+    recording = Recording.empty(
+        batch, max_new_tokens, width=options.width, pad_token_id=options.pad_token_id, max_ids=max_ids
+    )
+    state, recording = decoding.run(model, limited, state, recording, max_new_tokens, options, speculation)
     return Rollout(
         prompt_ids,
         prompt_lengths,
-        state.token_ids,
+        recording.token_ids,
         state.lengths,
-        state.logprobs,
-        state.support,
+        recording.logprobs,
+        recording.support,
         state.finish,
         batch,
         group_size,
-        logprobs_mode,
-    )
-
-
-def _start(
-    model: Model,
-    batch: SamplingBatch,
-    prompt_ids: Int[Array, "P S"],
-    prompt_lengths: Int[Array, " P"],
-    max_new_tokens: int,
-    width: int,
-    group_size: int,
-    pad_token_id: int,
-) -> _Decoding:
-    """The state before the first token: all but the last token of each prompt is in the cache."""
-    B, S, T, V = batch.num_rows, prompt_ids.shape[1], max_new_tokens, batch.vocab_size
-    # A group shares the cache of its prompt, and each of its rows has room of its own for what it generates.
-    cache = model.prefill(prompt_ids, prompt_lengths - 1, capacity=S if group_size > 1 else S + T)
-    last_ids = jnp.take_along_axis(prompt_ids, prompt_lengths[:, None] - 1, axis=1)[:, 0]
-    history = None
-    if batch.needs_history:
-        rows = (jnp.repeat(prompt_ids, group_size, axis=0), jnp.repeat(prompt_lengths, group_size))
-        history = History.start(*rows, batch)
-    packed = jnp.zeros((B, T, -(-V // 8)), jnp.uint8) if needs_bits(batch, width) else None
-    return _Decoding(
-        step=jnp.int32(0),
-        last_ids=jnp.repeat(last_ids, group_size),
-        cache=cache.repeat(group_size, capacity=T) if group_size > 1 else cache,
-        history=history,
-        token_ids=jnp.full((B, T), pad_token_id, jnp.int32),
-        logprobs=jnp.zeros((B, T), jnp.float32),
-        support=Support(jnp.full((B, T, width), V, jnp.int32), jnp.zeros((B, T), jnp.int32), packed, V),
-        lengths=jnp.zeros(B, jnp.int32),
-        finish=jnp.full(B, Finish.RUNNING, jnp.int32),
-    )
-
-
-def _record(
-    state: _Decoding, drawn: Sample, batch: SamplingBatch, limits: Int[Array, " B"], pad_token_id: int
-) -> _Decoding:
-    """The state after a drawn token; rows that had finished, or had nothing to draw from, keep what they have."""
-    is_running = state.finish == Finish.RUNNING
-    is_recorded = is_running & drawn.is_valid
-    stops = (drawn.token_ids[:, None] == batch.stop_token_ids).any(axis=1)
-    ended = jnp.where(stops, Finish.STOP, jnp.where(state.step + 1 >= limits, Finish.LENGTH, Finish.RUNNING))
-    ended = jnp.where(drawn.is_valid, ended, Finish.ERROR)
-
-    def write(cells: Array, new: Array) -> Array:
-        old = jax.lax.dynamic_index_in_dim(cells, state.step, axis=1, keepdims=False)
-        is_written = is_recorded.reshape(-1, *(1,) * (new.ndim - 1))
-        return jax.lax.dynamic_update_index_in_dim(cells, jnp.where(is_written, new, old), state.step, axis=1)
-
-    return dataclasses.replace(
-        state,
-        step=state.step + 1,
-        last_ids=jnp.where(is_recorded, drawn.token_ids, pad_token_id),
-        history=None if state.history is None else state.history.append(drawn.token_ids, is_recorded),
-        token_ids=write(state.token_ids, drawn.token_ids),
-        logprobs=write(state.logprobs, drawn.logprobs),
-        support=jax.tree.map(write, state.support, drawn.support),
-        lengths=state.lengths + is_recorded.astype(jnp.int32),
-        finish=jnp.where(is_running, ended, state.finish),
+        options.logprobs_mode,
+        num_steps=recording.num_steps,
     )

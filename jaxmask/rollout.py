@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmask.batch import SamplingBatch
+from jaxmask.ragged_support import RaggedSupport
 from jaxmask.support import Support
 
 
@@ -20,6 +21,9 @@ class Finish(enum.IntEnum):
     STOP = 1  # drew one of its stop ids, which is its last token
     LENGTH = 2  # reached its own or the call's limit
     ERROR = 3  # a row of logits held no finite entry; the tokens before it stand
+    OVERFLOW = (
+        4  # no room was left for the support of its next token (`generate(max_ids=...)`); the tokens before stand
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -42,6 +46,8 @@ class Rollout:
         context: read by the model, never trained on.
       policy_versions: version of the policy that sampled each token, as `TrainState.step` counts; -1 where none did;
         None: nobody said.
+      num_steps: steps in which each row was decoded: as many as its tokens, or fewer with a speculation that guessed
+        some; None: nobody counted.
     """
 
     prompt_ids: Int[Array, "P S"]
@@ -49,13 +55,14 @@ class Rollout:
     token_ids: Int[Array, "B T"]
     lengths: Int[Array, " B"]
     logprobs: Float[Array, "B T"]
-    support: Support
+    support: Support | RaggedSupport
     finish: Int[Array, " B"]
     sampling: SamplingBatch
     group_size: int = dataclasses.field(default=1, metadata={"static": True})
     logprobs_mode: str = dataclasses.field(default="processed_logprobs", metadata={"static": True})
     sampled_mask: Bool[Array, "B T"] | None = None
     policy_versions: Int[Array, "B T"] | None = None
+    num_steps: Int[Array, " B"] | None = None
 
     @property
     def token_mask(self) -> Bool[Array, "B T"]:

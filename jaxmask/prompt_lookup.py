@@ -1,0 +1,83 @@
+"""Guesses at the next tokens from the text so far."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from jaxmask.batch import SamplingBatch
+from jaxmask.speculation import Draw, Read
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """Prompt and output of each row, one after the other: the first `lengths` cells."""
+
+    token_ids: Int[Array, "B L"]
+    lengths: Int[Array, " B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PromptLookup:
+    """Guesses what followed the last time the same few tokens stood in prompt or output; needs no second model.
+
+    Attributes:
+      num_tokens: tokens guessed at each step, k.
+      max_ngram: tokens that must be the same, at most; the longest match is taken, and of these the latest.
+      min_ngram: and at least.
+
+    Source: Saxena 2023, "Prompt lookup decoding"; vLLM's `ngram` speculation.
+    """
+
+    num_tokens: int = dataclasses.field(default=4, metadata={"static": True})
+    max_ngram: int = dataclasses.field(default=3, metadata={"static": True})
+    min_ngram: int = dataclasses.field(default=1, metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        if not self.num_tokens >= 1:
+            raise ValueError(f"num_tokens must be at least 1, got {self.num_tokens}.")
+        if not 1 <= self.min_ngram <= self.max_ngram:
+            raise ValueError(f"min_ngram must be in [1, max_ngram={self.max_ngram}], got {self.min_ngram}.")
+
+    def start(
+        self, prompt_ids: Int[Array, "P S"], prompt_lengths: Int[Array, " P"], *, max_new_tokens: int, group_size: int
+    ) -> Written:
+        """The prompts, with room for what is generated."""
+        padded = jnp.pad(prompt_ids, ((0, 0), (0, max_new_tokens)))
+        return Written(jnp.repeat(padded, group_size, axis=0), jnp.repeat(prompt_lengths, group_size))
+
+    def propose(
+        self, drafts: Written, batch: SamplingBatch, read: Read, draw: Draw
+    ) -> tuple[Int[Array, "B K"], Written]:
+        """What followed the latest longest match; the last token again where there is none."""
+        del batch, draw
+        ids, lengths = drafts.token_ids, drafts.lengths
+        begins = jnp.arange(ids.shape[1], dtype=jnp.int32)[None, :]
+        follows = jnp.full(lengths.shape, -1, jnp.int32)
+        is_same = jnp.ones(ids.shape, jnp.bool_)
+        for size in range(1, self.max_ngram + 1):
+            # is_same at cell c: the tokens c - size + 1 .. c are the row's last `size` ones.
+            last = jnp.take_along_axis(ids, jnp.maximum(lengths - size, 0)[:, None], axis=1)
+            is_same &= (jnp.roll(ids, size - 1, axis=1) == last) & (begins >= size - 1)
+            if size >= self.min_ngram:
+                latest = jnp.where(is_same & (begins < lengths[:, None] - 1), begins, -1).max(axis=1)
+                follows = jnp.where((latest >= 0) & (lengths >= size), latest + 1, follows)
+        ahead = follows[:, None] + jnp.arange(self.num_tokens, dtype=jnp.int32)[None, :]
+        # A match that runs into the end of the text goes on with itself.
+        period = jnp.maximum(lengths - follows, 1)[:, None]
+        ahead = jnp.where(ahead < lengths[:, None], ahead, follows[:, None] + (ahead - follows[:, None]) % period)
+        guesses = jnp.take_along_axis(ids, jnp.maximum(ahead, 0), axis=1)
+        return jnp.where((follows >= 0)[:, None], guesses, read.last_ids[:, None]), drafts
+
+    def keep(self, drafts: Written, token_ids: Int[Array, "B C"], counts: Int[Array, " B"]) -> Written:
+        """The text with its new tokens."""
+        places = jnp.arange(token_ids.shape[1], dtype=jnp.int32)[None, :]
+        cells = jnp.where(places < counts[:, None], drafts.lengths[:, None] + places, drafts.token_ids.shape[1])
+        put = jax.vmap(lambda row, index, new: row.at[index].set(new, mode="drop"))
+        return Written(put(drafts.token_ids, cells, token_ids), drafts.lengths + counts)

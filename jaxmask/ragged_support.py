@@ -1,0 +1,109 @@
+"""Supports of a rollout stored one after another: memory follows the ids that were kept, not the widest support."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from jaxmask.params import check_count
+from jaxmask.support import Support
+
+MAX_IDS = 2**30
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RaggedSupport:
+    """Kept ids of tokens [B, T], in the order in which they were written; one pool for all rows.
+
+    A token's ids are `token_ids[offsets : offsets + counts]`, ascending. Four bytes an id and eight a token, where a
+    `Support` takes 4 W + 4 bytes a token.
+
+    Attributes:
+      token_ids: the pool; unused cells hold `vocab_size`.
+      offsets: where each token's ids begin.
+      counts: how many it has; 0 where nothing was sampled.
+      num_used: cells of the pool in use.
+      width: most ids of a token.
+      vocab_size: number of ids, V.
+    """
+
+    token_ids: Int[Array, " N"]
+    offsets: Int[Array, "B T"]
+    counts: Int[Array, "B T"]
+    num_used: Int[Array, ""]
+    width: int = dataclasses.field(metadata={"static": True})
+    vocab_size: int = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def empty(cls, shape: tuple[int, int], max_ids: int, width: int, vocab_size: int) -> RaggedSupport:
+        """Tokens of the given shape (B, T) without supports, and room for `max_ids` ids.
+
+        Raises:
+          ValueError: max_ids outside [1, 2^30].
+        """
+        max_ids = check_count("max_ids", max_ids)
+        # Offsets are int32, and a step may ask for more than there is.
+        if max_ids > MAX_IDS:
+            raise ValueError(f"max_ids must be at most {MAX_IDS}, got {max_ids}.")
+        zeros = jnp.zeros(shape, jnp.int32)
+        pool = jnp.full(max_ids, vocab_size, jnp.int32)
+        return cls(pool, zeros, zeros, jnp.int32(0), width, vocab_size)
+
+    def write(
+        self, support: Support, columns: Int[Array, "B C"], counts: Int[Array, " B"]
+    ) -> tuple[RaggedSupport, Int[Array, " B"]]:
+        """The pool with the supports of each row's first counts[b] new tokens, and how many of these found room.
+
+        Args:
+          support: of new tokens [B, C], none wider than its cells.
+          columns: where in the row each token goes.
+          counts: tokens of each row that count.
+        """
+        places = jnp.arange(columns.shape[1], dtype=jnp.int32)[None, :]
+        sizes = jnp.where(places < counts[:, None], support.counts, 0)
+        ends = self.num_used + jnp.cumsum(sizes.reshape(-1), dtype=jnp.int32).reshape(sizes.shape)
+        has_room = ends <= self.token_ids.shape[0]
+        num_kept = jnp.minimum(counts, jnp.where(has_room, places.shape[1], places).min(axis=1))
+        is_kept = places < num_kept[:, None]
+        begins = ends - sizes
+        cells = jnp.arange(support.width, dtype=jnp.int32)[None, None, :]
+        is_id = is_kept[:, :, None] & (cells < sizes[:, :, None])
+        targets = jnp.where(is_id, begins[:, :, None] + cells, self.token_ids.shape[0])
+        pool = self.token_ids.at[targets.reshape(-1)].set(support.token_ids.reshape(-1), mode="drop")
+
+        def put(table: Array, values: Array) -> Array:
+            targets = jnp.where(is_kept, columns, table.shape[1])
+            return jax.vmap(lambda row, index, new: row.at[index].set(new, mode="drop"))(table, targets, values)
+
+        written = dataclasses.replace(
+            self,
+            token_ids=pool,
+            offsets=put(self.offsets, begins),
+            counts=put(self.counts, sizes),
+            num_used=jnp.minimum(ends[-1, -1], self.token_ids.shape[0]),
+        )
+        return written, num_kept
+
+    def to_support(self) -> Support:
+        """The same supports as cells [B, T, W]. Runs under jit."""
+        cells = jnp.arange(self.width, dtype=jnp.int32)
+        is_id = cells < self.counts[..., None]
+        index = jnp.where(is_id, self.offsets[..., None] + cells, 0)
+        return Support(jnp.where(is_id, self.token_ids[index], self.vocab_size), self.counts, None, self.vocab_size)
+
+    def to_lists(self) -> list[list[list[int]]]:
+        """Kept ids of each token of each row, on the host."""
+        pool, offsets, counts = (np.asarray(leaf) for leaf in (self.token_ids, self.offsets, self.counts))
+        return [
+            [pool[begin : begin + size].tolist() for begin, size in zip(row, sizes, strict=True)]
+            for row, sizes in zip(offsets, counts, strict=True)
+        ]
+
+    def __getitem__(self, rows: slice) -> RaggedSupport:
+        """The supports of some rows; the pool stays whole."""
+        return dataclasses.replace(self, offsets=self.offsets[rows], counts=self.counts[rows])
