@@ -7,64 +7,10 @@ import numpy as np
 import oracle
 import pytest
 import tolerances
+from mock_model import Mock, V, fixed_model, random_model
 
 from jaxmask import Finish, Rollout, SamplingBatch, SamplingParams, generate, masked_log_probs
 from jaxmask.generate import Model
-
-V = 40
-NUM_STATES = 4099  # prime
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """A cache that knows every token of each row through one number."""
-
-    state: jax.Array
-
-    def repeat(self, group_size, *, capacity):
-        return Memory(jnp.repeat(self.state, group_size, axis=0))
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Mock:
-    """Logits that depend on the whole prefix: a linear recurrence modulo a prime picks a row of a table."""
-
-    table: jax.Array
-    max_length: int = dataclasses.field(default=64, metadata={"static": True})
-
-    def prefill(self, token_ids, lengths, *, capacity):
-        state = jnp.zeros(token_ids.shape[0], jnp.int32)
-        for column in range(token_ids.shape[1]):
-            state = jnp.where(column < lengths, self._next(state, token_ids[:, column]), state)
-        return Memory(state)
-
-    def decode(self, token_ids, cache):
-        state = self._next(cache.state, token_ids)
-        return self.table[state], Memory(state)
-
-    def _next(self, state, token_ids):
-        return (state * 31 + token_ids + 7) % self.table.shape[0]
-
-    def state_after(self, prefix) -> int:
-        """On the host."""
-        return functools.reduce(lambda state, token: (state * 31 + token + 7) % self.table.shape[0], prefix, 0)
-
-    def logits(self, prefix):
-        """Of the token after a prefix, on the host."""
-        return np.asarray(self.table)[self.state_after(prefix)]
-
-
-def random_model(seed=0, scale=2.0, **options) -> Mock:
-    table = np.random.default_rng(seed).normal(size=(NUM_STATES, V)) * scale
-    return Mock(jnp.asarray(table, jnp.float32), **options)
-
-
-def fixed_model(logits, **options) -> Mock:
-    """The same logits at every step."""
-    return Mock(jnp.tile(jnp.asarray(np.asarray(logits, np.float32)), (NUM_STATES, 1)), **options)
-
 
 PROMPTS = [[3, 1, 4], [1, 5], [9, 2, 6, 5], [3]]
 
