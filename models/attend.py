@@ -4,7 +4,7 @@ import importlib
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from models.attention import (
     Scoring,
@@ -12,6 +12,7 @@ from models.attention import (
     attention,
     causal_attention,
     causal_mask,
+    joint_attention,
     ordered_attention,
     token_attention,
     visible,
@@ -97,9 +98,11 @@ def attend_cache(
     if cache.prompt is not None:
         is_seen = visible(positions, cache.prompt_positions(layer), window)
         shared = Slots(cache.prompt.keys[layer], cache.prompt.values[layer], is_seen)
-    if queries.shape[1] > 1:
-        return attention(queries, *_joined(own, shared), scoring)
-    return token_attention(queries[:, 0], own, shared, scoring)[:, None]
+    if queries.shape[1] == 1:
+        return token_attention(queries[:, 0], own, shared, scoring)[:, None]
+    if shared is None:
+        return attention(queries, own.keys, own.values, own.is_seen, scoring)
+    return joint_attention(queries, own, shared, scoring)
 
 
 def scoring_of(config: DecoderConfig) -> Scoring:
@@ -112,15 +115,3 @@ def _is_for_cudnn(queries: Float[Array, "B T H Hd"], scoring: Scoring) -> bool:
     # cuDNN's flash attention: 16-bit floats; heads of at most 128 on every card that has it.
     fits = queries.dtype in (jnp.bfloat16, jnp.float16) and queries.shape[-1] % 8 == 0 and queries.shape[-1] <= 128
     return fits and scoring.softcap is None and jax.default_backend() == "gpu"
-
-
-def _joined(own: Slots, shared: Slots | None) -> tuple[Array, Array, Bool[Array, "B C S"]]:
-    """Keys, values and what is seen of them, the shared slots first, each row with its own copy."""
-    if shared is None:
-        return own.keys, own.values, own.is_seen
-    copies = own.keys.shape[0] // shared.keys.shape[0]
-    parts = [
-        jnp.concatenate([jnp.repeat(one.swapaxes(1, 2), copies, axis=0), other], axis=1)
-        for one, other in ((shared.keys, own.keys), (shared.values, own.values))
-    ]
-    return parts[0], parts[1], jnp.concatenate([shared.is_seen, own.is_seen], axis=2)

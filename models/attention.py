@@ -66,19 +66,10 @@ def attention(
     are plain batched ones; what is divided by the softmax's sum is the result, which is smaller than the weights. At
     512 tokens of SmolLM2's heads this takes 0.40 of the time of products in place (jax 0.10.2 on a CPU).
     """
-    num_rows, num_queries, num_heads, head_dim = queries.shape
-    num_kv_heads, num_keys = keys.shape[2], keys.shape[1]
-    grouped = queries.reshape(num_rows, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    by_head = grouped.transpose(0, 2, 3, 1, 4).reshape(num_rows, num_kv_heads, -1, head_dim)
-    options = {"precision": PRECISION, "preferred_element_type": jnp.float32}
-    products = jnp.einsum("bkgh,bksh->bkgs", by_head, keys.swapaxes(1, 2), **options)
-    scores = scoring(products.reshape(num_rows, num_kv_heads, -1, num_queries, num_keys))
-    scores = jnp.where(jnp.broadcast_to(visible_mask[:, None, None], scores.shape), scores, -jnp.inf)
+    scores = _scores(_by_kv_head(queries, keys.shape[2]), keys.swapaxes(1, 2), visible_mask, scoring)
     weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
-    flat = weights.astype(values.dtype).reshape(num_rows, num_kv_heads, -1, num_keys)
-    mixed = jnp.einsum("bkgs,bksh->bkgh", flat, values.swapaxes(1, 2), **options)
-    mixed = mixed.reshape(*weights.shape[:-1], head_dim) / weights.sum(axis=-1, keepdims=True)
-    return mixed.transpose(0, 3, 1, 2, 4).reshape(queries.shape).astype(values.dtype)
+    mixed = _mixed(weights, values.swapaxes(1, 2)) / weights.sum(axis=-1, keepdims=True)
+    return _by_token(mixed).astype(values.dtype)
 
 
 def causal_attention(
@@ -120,59 +111,94 @@ class Slots:
     is_seen: Bool[Array, "B T S"]
 
 
+def joint_attention(
+    queries: Float[Array, "B T H Hd"], own: Slots, shared: Slots, scoring: Scoring
+) -> Float[Array, "B T H Hd"]:
+    """As `attention` over a row's own slots and those it shares with its group, which are read once for a group.
+
+    Args:
+      queries: of each row.
+      own: keys and values [B, S, K, Hd].
+      shared: keys and values [P, K, S, Hd] of P groups of B / P neighbouring rows.
+      scoring: scale and soft-cap.
+    """
+    grouped = _by_kv_head(queries, own.keys.shape[2])
+    scores = _scores(grouped, own.keys.swapaxes(1, 2), own.is_seen, scoring)
+    group_scores = _scores(grouped, shared.keys, shared.is_seen, scoring)
+    highest = jnp.maximum(scores.max(axis=-1, keepdims=True), group_scores.max(axis=-1, keepdims=True))
+    weights, group_weights = jnp.exp(scores - highest), jnp.exp(group_scores - highest)
+    total = weights.sum(axis=-1, keepdims=True) + group_weights.sum(axis=-1, keepdims=True)
+    mixed = _mixed(weights, own.values.swapaxes(1, 2)) + _mixed(group_weights, shared.values)
+    return _by_token(mixed / total).astype(own.values.dtype)
+
+
 def token_attention(
     queries: Float[Array, "B H Hd"], own: Slots, shared: Slots | None, scoring: Scoring
 ) -> Float[Array, "B H Hd"]:
-    """As `attention` for one query per row, over the row's own slots and those it shares with its group.
+    """As `attention` or `joint_attention` for one query per row.
 
-    Args:
-      queries: one per row.
-      own: keys and values [B, S, K, Hd]. Products are summed in float32 in place of matrix products: XLA:CPU fuses the
-        sums and reads the cache as it lies, where products would first copy it transposed. One SmolLM2 decode step at
-        32 rows of 256 slots takes 119 and 109 ms against 146 and 119 (jax 0.10.2 and 0.12.0).
-      shared: keys and values [P, K, S, Hd] of P groups of B / P neighbouring rows, or None. They are read once for a
-        group, as a matrix product.
-      scoring: scale and soft-cap.
+    Products with a row's own slots are summed in float32 in place of matrix products: XLA:CPU fuses the sums and reads
+    the cache as it lies, where products would first copy it transposed. One SmolLM2 decode step at 32 rows of 256 slots
+    takes 119 and 109 ms against 146 and 119 (jax 0.10.2 and 0.12.0).
     """
-    num_rows, num_heads, head_dim = queries.shape
-    num_kv_heads = own.keys.shape[2]
-    grouped = queries.reshape(num_rows, 1, num_kv_heads, num_heads // num_kv_heads, head_dim).astype(jnp.float32)
-    scores = scoring(jnp.sum(grouped * own.keys[:, :, :, None].astype(jnp.float32), axis=-1))
+    grouped = _by_kv_head(queries[:, None], own.keys.shape[2])
+    one = grouped[:, None, :, :, 0].astype(jnp.float32)
+    scores = scoring(jnp.sum(one * own.keys[:, :, :, None].astype(jnp.float32), axis=-1))
     is_seen = jnp.broadcast_to(own.is_seen[:, 0, :, None, None], scores.shape)
     scores = jnp.where(is_seen, scores, -jnp.inf)
     values = own.values[:, :, :, None].astype(jnp.float32)
     if shared is None:
         mixed = jnp.sum(jax.nn.softmax(scores, axis=1)[..., None] * values, axis=1)
         return mixed.reshape(queries.shape).astype(own.values.dtype)
-    group_scores = _group_scores(grouped[:, 0], shared, scoring)
-    highest = jnp.maximum(scores.max(axis=1), group_scores.max(axis=-1))
+    group_scores = _scores(grouped, shared.keys, shared.is_seen, scoring)
+    highest = jnp.maximum(scores.max(axis=1), group_scores.max(axis=-1)[..., 0])
     weights = jnp.exp(scores - highest[:, None])
-    group_weights = jnp.exp(group_scores - highest[..., None])
-    total = weights.sum(axis=1) + group_weights.sum(axis=-1)
-    mixed = jnp.sum(weights[..., None] * values, axis=1) + _group_values(group_weights, shared)
+    group_weights = jnp.exp(group_scores - highest[..., None, None])
+    total = weights.sum(axis=1) + group_weights.sum(axis=-1)[..., 0]
+    mixed = jnp.sum(weights[..., None] * values, axis=1) + _mixed(group_weights, shared.values)[..., 0, :]
     return (mixed / total[..., None]).reshape(queries.shape).astype(own.values.dtype)
 
 
-def _group_scores(queries: Float[Array, "B K Q Hd"], shared: Slots, scoring: Scoring) -> Float[Array, "B K Q S"]:
-    """Of the shared slots; the rows of a group are further rows of one matrix."""
-    num_rows, num_kv_heads, num_queries, head_dim = queries.shape
-    num_groups = shared.keys.shape[0]
-    by_group = queries.reshape(num_groups, -1, num_kv_heads, num_queries, head_dim).swapaxes(1, 2)
-    flat = by_group.reshape(num_groups, num_kv_heads, -1, head_dim)
-    products = jnp.einsum("pkgh,pksh->pkgs", flat, shared.keys.astype(jnp.float32), precision=PRECISION)
-    by_row = products.reshape(num_groups, num_kv_heads, -1, num_queries, products.shape[-1]).swapaxes(1, 2)
-    scores = scoring(by_row.reshape(num_rows, num_kv_heads, num_queries, -1))
-    return jnp.where(jnp.broadcast_to(shared.is_seen[:, :, None], scores.shape), scores, -jnp.inf)
+def _by_kv_head(queries: Float[Array, "B T H Hd"], num_kv_heads: int) -> Float[Array, "B K G T Hd"]:
+    """The G query heads of each key-value head side by side, heads before tokens."""
+    num_rows, num_queries, _, head_dim = queries.shape
+    return queries.reshape(num_rows, num_queries, num_kv_heads, -1, head_dim).transpose(0, 2, 3, 1, 4)
 
 
-def _group_values(weights: Float[Array, "B K Q S"], shared: Slots) -> Float[Array, "B K Q Hd"]:
-    num_rows, num_kv_heads, num_queries, num_slots = weights.shape
-    num_groups = shared.keys.shape[0]
-    by_group = weights.reshape(num_groups, -1, num_kv_heads, num_queries, num_slots).swapaxes(1, 2)
-    flat = by_group.reshape(num_groups, num_kv_heads, -1, num_slots)
-    mixed = jnp.einsum("pkgs,pksh->pkgh", flat, shared.values.astype(jnp.float32), precision=PRECISION)
-    by_row = mixed.reshape(num_groups, num_kv_heads, -1, num_queries, mixed.shape[-1]).swapaxes(1, 2)
-    return by_row.reshape(num_rows, num_kv_heads, num_queries, -1)
+def _by_token(mixed: Float[Array, "B K G T Hd"]) -> Float[Array, "B T H Hd"]:
+    num_rows, _, _, num_queries, head_dim = mixed.shape
+    return mixed.transpose(0, 3, 1, 2, 4).reshape(num_rows, num_queries, -1, head_dim)
+
+
+def _scores(
+    queries: Float[Array, "B K G T Hd"],
+    keys: Float[Array, "P K S Hd"],
+    is_seen: Bool[Array, "#B T S"],
+    scoring: Scoring,
+) -> Float[Array, "B K G T S"]:
+    """float32 scores, -inf where a key is not seen; all queries of a group are rows of one matrix."""
+    flat = _by_group(queries, keys.shape[0])
+    products = jnp.einsum("pkgh,pksh->pkgs", flat, keys, precision=PRECISION, preferred_element_type=jnp.float32)
+    scores = scoring(_by_row(products, queries.shape))
+    return jnp.where(jnp.broadcast_to(is_seen[:, None, None], scores.shape), scores, -jnp.inf)
+
+
+def _mixed(weights: Float[Array, "B K G T S"], values: Float[Array, "P K S Hd"]) -> Float[Array, "B K G T Hd"]:
+    """float32 sums of values, weighted."""
+    flat = _by_group(weights.astype(values.dtype), values.shape[0])
+    mixed = jnp.einsum("pkgs,pksh->pkgh", flat, values, precision=PRECISION, preferred_element_type=jnp.float32)
+    return _by_row(mixed, weights.shape)
+
+
+def _by_group(x: Float[Array, "B K G T N"], num_groups: int) -> Float[Array, "P K _ N"]:
+    num_kv_heads, size = x.shape[1], x.shape[-1]
+    return x.reshape(num_groups, -1, *x.shape[1:]).swapaxes(1, 2).reshape(num_groups, num_kv_heads, -1, size)
+
+
+def _by_row(x: Float[Array, "P K _ N"], shape: tuple[int, ...]) -> Float[Array, "B K G T N"]:
+    """Back from `_by_group`, where arrays had this shape but for the last axis."""
+    num_groups, num_kv_heads, _, size = x.shape
+    return x.reshape(num_groups, num_kv_heads, -1, *shape[2:4], size).swapaxes(1, 2).reshape(*shape[:4], size)
 
 
 def ordered_attention(

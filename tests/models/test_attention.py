@@ -12,6 +12,7 @@ from models.attention import (
     attention,
     causal_attention,
     causal_mask,
+    joint_attention,
     ordered_attention,
     token_attention,
     visible,
@@ -95,20 +96,26 @@ def test_one_query_per_row_against_the_same_loop(scoring):
 
 
 @pytest.mark.parametrize("scoring", SCORINGS)
-def test_shared_slots_count_like_the_rows_own(scoring):
+@pytest.mark.parametrize("num_queries", [1, 3])
+def test_shared_slots_count_like_the_rows_own(num_queries, scoring):
     """Four rows in two groups: the loop sees each group's slots copied in front of the rows' own."""
-    queries, keys, values = draws((4, 6, 4), (4, 3, 2, 4), (4, 3, 2, 4))
+    queries, keys, values = draws((4, num_queries, 6, 4), (4, 5, 2, 4), (4, 5, 2, 4))
     shared_keys, shared_values = draws((2, 5, 2, 4), (2, 5, 2, 4))
-    own_seen = (np.arange(3)[None] <= np.array([[0], [1], [2], [0]]))[:, None]
+    places = np.arange(num_queries)[None, :, None]
+    own_seen = np.arange(5)[None, None] <= np.array([0, 1, 2, 0])[:, None, None] + places
     # The rows of a group may see different slots of it, as with a sliding window; the last row sees none.
-    shared_seen = (np.arange(5)[None] >= np.array([[0], [2], [1], [5]]))[:, None]
+    shared_seen = np.arange(5)[None, None] >= np.array([0, 2, 1, 5])[:, None, None] + places
+    own = Slots(*map(jnp.asarray, (keys, values, own_seen)))
     shared = Slots(*(jnp.asarray(x.swapaxes(1, 2)) for x in (shared_keys, shared_values)), jnp.asarray(shared_seen))
-    found = token_attention(jnp.asarray(queries), Slots(*map(jnp.asarray, (keys, values, own_seen))), shared, scoring)
+    if num_queries == 1:
+        found = token_attention(jnp.asarray(queries[:, 0]), own, shared, scoring)[:, None]
+    else:
+        found = joint_attention(jnp.asarray(queries), own, shared, scoring)
     copied = [
         np.concatenate([x.repeat(2, axis=0), y], axis=1) for x, y in ((shared_keys, keys), (shared_values, values))
     ]
     is_seen = np.concatenate([shared_seen, own_seen], axis=2)
-    close(found, attention_loop(queries[:, None], *copied, is_seen, scoring)[:, 0])
+    close(found, attention_loop(queries, *copied, is_seen, scoring))
 
 
 def test_what_is_visible_by_hand():
