@@ -29,9 +29,11 @@ def main(argv: Sequence[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
-        return _run(list(argv))
+        code = _run(list(argv))
+        sys.stdout.flush()
+        return code
     except BrokenPipeError:
-        # Whoever read the output has gone; the interpreter would complain once more when it flushes.
+        # Whoever read the output has gone. The interpreter flushes once more, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError, ImportError) as error:

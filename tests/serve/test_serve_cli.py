@@ -1,6 +1,8 @@
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from stub_llm import MASK, PIECES, StubLLM
@@ -9,7 +11,7 @@ import serve
 from serve import cli
 from serve.outputs import SamplingMask
 
-ROOT = str(cli.__file__).rsplit("/", 2)[0]
+ROOT = Path(cli.__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -214,6 +216,17 @@ def test_the_command_line_is_read_before_jax_is_imported():
         )
         assert done.stdout.splitlines()[-1] == "False", done
         assert done.returncode == (0 if argv == ["--help"] else 2)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_leaves_hears_no_complaint(unbuffered):
+    command = [sys.executable, "-m", "serve", "--help"]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_public_names(monkeypatch):
