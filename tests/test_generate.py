@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -288,6 +289,15 @@ def wide_rollout() -> Rollout:
     return run(random_model(), WIDE, width=4)
 
 
+def test_no_step_calls_the_host():
+    """P80: penalties, bad words and stop ids are looked at on the device."""
+    batch = SamplingBatch.from_params(MIXED, vocab_size=V, eos_token_ids=(0, 11))
+    shapes = functools.partial(generate, max_new_tokens=8, width=8)
+    program = jax.make_jaxpr(shapes)(random_model(), batch, jnp.ones((4, 4), jnp.int32), jnp.full(4, 4, jnp.int32))
+    assert "while" in str(program)
+    assert not re.search(r"callback|infeed|outfeed|host", str(program))
+
+
 def test_wide_supports_are_whole_in_the_bits():
     assert int(wide_rollout().support.counts.max()) > 4
     assert_consistent(wide_rollout(), random_model(), WIDE)
@@ -345,7 +355,7 @@ def test_the_batch_must_fit_the_prompts():
 
 @pytest.mark.slow
 def test_logits_cut_over_a_mesh_give_the_same_rollout():
-    """P28, P75: rows and vocabulary over eight devices, with edits, a row per device and rows that end early."""
+    """P28, P75, P81: rows and vocabulary over eight devices, with edits, and rows that end early."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "tensor"))
     spec = jax.sharding.PartitionSpec("data", "tensor")
     over_devices = run(random_model(), WIDE, width=4, sharding=jax.sharding.NamedSharding(mesh, spec))
