@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import itertools
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tyro
 
@@ -18,6 +20,9 @@ USAGE = """usage: python -m serve generate MODEL PROMPT [PROMPT ...] [options]
 Completes prompts offline and shows how many ids each token was drawn from.
 python -m serve generate --help lists the options."""
 NO_SERVER = "the HTTP server is not written yet; python -m serve generate MODEL PROMPT completes prompts offline"
+
+
+INTERRUPTED = 130
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,16 +46,32 @@ def main(argv: Sequence[str]) -> int:
     except (RuntimeError, MemoryError) as error:
         return _refuse(error, 1)
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
 
 
 def _run(argv: list[str]) -> int:
     if argv[:1] in (["-h"], ["--help"]):
         print(USAGE)
         return 0
-    if argv[:1] == ["generate"]:
-        return run(_parsed(argv[1:]))
-    raise ValueError(NO_SERVER)
+    if argv[:1] != ["generate"]:
+        raise ValueError(NO_SERVER)
+    options = _parsed(argv[1:])
+    with _uninterrupted():
+        importlib.import_module("jaxmask")
+    return run(options)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the end: interrupted while it loads, JAX's extension prints a traceback of its own."""
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def _parsed(argv: list[str]) -> GenerateOptions:
