@@ -9,12 +9,10 @@ from jaxtyping import Array, Float, Int
 from models.attention import (
     Scoring,
     Slots,
-    attention,
     causal_attention,
     causal_mask,
-    joint_attention,
     ordered_attention,
-    token_attention,
+    slot_attention,
     visible,
 )
 from models.cache import KVCache
@@ -91,18 +89,15 @@ def attend_cache(
       config: of the decoder.
     """
     window, scoring = config.window_of(layer), scoring_of(config)
-    own = Slots(cache.keys[layer], cache.values[layer], visible(positions, cache.positions(layer, lengths), window))
+    keys, values = cache.keys[layer], cache.values[layer]
+    is_seen = visible(positions, cache.positions(layer, lengths), window)
     if config.fixed_order:
-        return ordered_attention(queries, own.keys, own.values, own.is_seen, scoring)
-    shared = None
+        return ordered_attention(queries, keys.transpose(0, 3, 1, 2), values.swapaxes(1, 2), is_seen, scoring)
+    parts = [Slots(keys, values, is_seen)]
     if cache.prompt is not None:
         is_seen = visible(positions, cache.prompt_positions(layer), window)
-        shared = Slots(cache.prompt.keys[layer], cache.prompt.values[layer], is_seen)
-    if queries.shape[1] == 1:
-        return token_attention(queries[:, 0], own, shared, scoring)[:, None]
-    if shared is None:
-        return attention(queries, own.keys, own.values, own.is_seen, scoring)
-    return joint_attention(queries, own, shared, scoring)
+        parts.append(Slots(cache.prompt.keys[layer], cache.prompt.values[layer], is_seen))
+    return slot_attention(queries, parts, scoring)
 
 
 def scoring_of(config: DecoderConfig) -> Scoring:

@@ -1,9 +1,10 @@
-"""Attention as pure functions of arrays: many queries at once, one per row against a cache, and in a fixed order.
+"""Attention as pure functions of arrays: of a sequence to itself, to the slots of a cache, and in a fixed order.
 
 Query head h reads key-value head h // (H / K). Scores and softmax are float32. A query that sees nothing is the
 caller's mistake and gives NaN.
 """
 
+import functools
 from dataclasses import dataclass
 
 import jax
@@ -66,10 +67,7 @@ def attention(
     are plain batched ones; what is divided by the softmax's sum is the result, which is smaller than the weights. At
     512 tokens of SmolLM2's heads this takes 0.40 of the time of products in place (jax 0.10.2 on a CPU).
     """
-    scores = _scores(_by_kv_head(queries, keys.shape[2]), keys.swapaxes(1, 2), visible_mask, scoring)
-    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
-    mixed = _mixed(weights, values.swapaxes(1, 2)) / weights.sum(axis=-1, keepdims=True)
-    return _by_token(mixed).astype(values.dtype)
+    return slot_attention(queries, [Slots(keys.transpose(0, 2, 3, 1), values.swapaxes(1, 2), visible_mask)], scoring)
 
 
 def causal_attention(
@@ -101,62 +99,30 @@ class Slots:
     """Keys and values that tokens look at.
 
     Attributes:
-      keys: rotated; of each row, or with heads before slots of each group of rows.
-      values: as the keys.
+      keys: rotated; of each row, or of each of P groups of B / P neighbouring rows.
+      values: of the same.
       is_seen: which slots each query sees.
     """
 
-    keys: Float[Array, "R _ _ Hd"]
-    values: Float[Array, "R _ _ Hd"]
-    is_seen: Bool[Array, "B T S"]
+    keys: Float[Array, "P K Hd S"]
+    values: Float[Array, "P K S Hd"]
+    is_seen: Bool[Array, "#B T S"]
 
 
-def joint_attention(
-    queries: Float[Array, "B T H Hd"], own: Slots, shared: Slots, scoring: Scoring
-) -> Float[Array, "B T H Hd"]:
-    """As `attention` over a row's own slots and those it shares with its group, which are read once for a group.
+def slot_attention(queries: Float[Array, "B T H Hd"], parts: list[Slots], scoring: Scoring) -> Float[Array, "B T H Hd"]:
+    """As `attention` over all slots of one or more parts, such as a row's own and those it shares with its group.
 
-    Args:
-      queries: of each row.
-      own: keys and values [B, S, K, Hd].
-      shared: keys and values [P, K, S, Hd] of P groups of B / P neighbouring rows.
-      scoring: scale and soft-cap.
+    The queries of a group are rows of one matrix, so that shared slots are read once for all of them. The parts are
+    joined by their maxima and sums.
     """
-    grouped = _by_kv_head(queries, own.keys.shape[2])
-    scores = _scores(grouped, own.keys.swapaxes(1, 2), own.is_seen, scoring)
-    group_scores = _scores(grouped, shared.keys, shared.is_seen, scoring)
-    highest = jnp.maximum(scores.max(axis=-1, keepdims=True), group_scores.max(axis=-1, keepdims=True))
-    weights, group_weights = jnp.exp(scores - highest), jnp.exp(group_scores - highest)
-    total = weights.sum(axis=-1, keepdims=True) + group_weights.sum(axis=-1, keepdims=True)
-    mixed = _mixed(weights, own.values.swapaxes(1, 2)) + _mixed(group_weights, shared.values)
-    return _by_token(mixed / total).astype(own.values.dtype)
-
-
-def token_attention(
-    queries: Float[Array, "B H Hd"], own: Slots, shared: Slots | None, scoring: Scoring
-) -> Float[Array, "B H Hd"]:
-    """As `attention` or `joint_attention` for one query per row.
-
-    Products with a row's own slots are summed in float32 in place of matrix products: XLA:CPU fuses the sums and reads
-    the cache as it lies, where products would first copy it transposed. One SmolLM2 decode step at 32 rows of 256 slots
-    takes 119 and 109 ms against 146 and 119 (jax 0.10.2 and 0.12.0).
-    """
-    grouped = _by_kv_head(queries[:, None], own.keys.shape[2])
-    one = grouped[:, None, :, :, 0].astype(jnp.float32)
-    scores = scoring(jnp.sum(one * own.keys[:, :, :, None].astype(jnp.float32), axis=-1))
-    is_seen = jnp.broadcast_to(own.is_seen[:, 0, :, None, None], scores.shape)
-    scores = jnp.where(is_seen, scores, -jnp.inf)
-    values = own.values[:, :, :, None].astype(jnp.float32)
-    if shared is None:
-        mixed = jnp.sum(jax.nn.softmax(scores, axis=1)[..., None] * values, axis=1)
-        return mixed.reshape(queries.shape).astype(own.values.dtype)
-    group_scores = _scores(grouped, shared.keys, shared.is_seen, scoring)
-    highest = jnp.maximum(scores.max(axis=1), group_scores.max(axis=-1)[..., 0])
-    weights = jnp.exp(scores - highest[:, None])
-    group_weights = jnp.exp(group_scores - highest[..., None, None])
-    total = weights.sum(axis=1) + group_weights.sum(axis=-1)[..., 0]
-    mixed = jnp.sum(weights[..., None] * values, axis=1) + _mixed(group_weights, shared.values)[..., 0, :]
-    return (mixed / total[..., None]).reshape(queries.shape).astype(own.values.dtype)
+    grouped = _by_kv_head(queries, parts[0].keys.shape[1])
+    scores = [_scores(grouped, part, scoring) for part in parts]
+    maxima = [one.max(axis=-1, keepdims=True) for one in scores]
+    highest = jax.lax.stop_gradient(functools.reduce(jnp.maximum, maxima))
+    weights = [jnp.exp(one - highest) for one in scores]
+    total = functools.reduce(jnp.add, [one.sum(axis=-1, keepdims=True) for one in weights])
+    mixed = functools.reduce(jnp.add, [_mixed(*pair) for pair in zip(weights, parts, strict=True)])
+    return _by_token(mixed / total).astype(parts[0].values.dtype)
 
 
 def _by_kv_head(queries: Float[Array, "B T H Hd"], num_kv_heads: int) -> Float[Array, "B K G T Hd"]:
@@ -170,23 +136,18 @@ def _by_token(mixed: Float[Array, "B K G T Hd"]) -> Float[Array, "B T H Hd"]:
     return mixed.transpose(0, 3, 1, 2, 4).reshape(num_rows, num_queries, -1, head_dim)
 
 
-def _scores(
-    queries: Float[Array, "B K G T Hd"],
-    keys: Float[Array, "P K S Hd"],
-    is_seen: Bool[Array, "#B T S"],
-    scoring: Scoring,
-) -> Float[Array, "B K G T S"]:
-    """float32 scores, -inf where a key is not seen; all queries of a group are rows of one matrix."""
-    flat = _by_group(queries, keys.shape[0])
-    products = jnp.einsum("pkgh,pksh->pkgs", flat, keys, precision=PRECISION, preferred_element_type=jnp.float32)
+def _scores(queries: Float[Array, "B K G T Hd"], slots: Slots, scoring: Scoring) -> Float[Array, "B K G T S"]:
+    """float32 scores, -inf where a key is not seen."""
+    flat = _by_group(queries, slots.keys.shape[0])
+    products = jnp.einsum("pkgh,pkhs->pkgs", flat, slots.keys, precision=PRECISION, preferred_element_type=jnp.float32)
     scores = scoring(_by_row(products, queries.shape))
-    return jnp.where(jnp.broadcast_to(is_seen[:, None, None], scores.shape), scores, -jnp.inf)
+    return jnp.where(jnp.broadcast_to(slots.is_seen[:, None, None], scores.shape), scores, -jnp.inf)
 
 
-def _mixed(weights: Float[Array, "B K G T S"], values: Float[Array, "P K S Hd"]) -> Float[Array, "B K G T Hd"]:
+def _mixed(weights: Float[Array, "B K G T S"], slots: Slots) -> Float[Array, "B K G T Hd"]:
     """float32 sums of values, weighted."""
-    flat = _by_group(weights.astype(values.dtype), values.shape[0])
-    mixed = jnp.einsum("pkgs,pksh->pkgh", flat, values, precision=PRECISION, preferred_element_type=jnp.float32)
+    flat = _by_group(weights.astype(slots.values.dtype), slots.values.shape[0])
+    mixed = jnp.einsum("pkgs,pksh->pkgh", flat, slots.values, precision=PRECISION, preferred_element_type=jnp.float32)
     return _by_row(mixed, weights.shape)
 
 
