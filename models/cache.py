@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from models.config import DecoderConfig
+from models.layer_slots import inserted, laid, laid_again, roomy, tokens_of_slots, written
 
 
 @jax.tree_util.register_dataclass
@@ -116,31 +117,26 @@ class KVCache:
             raise ValueError("the rows of this cache share a prompt already; a cache is repeated once")
         lengths = jnp.repeat(self.lengths, group_size)
         if self.is_ordered:
-            keys, values = (_copied(slots, group_size, capacity) for slots in (self.keys, self.values))
+            keys, values = (
+                tuple(roomy(leaf, group_size, capacity) for leaf in leaves) for leaves in (self.keys, self.values)
+            )
             return replace(self, keys=keys, values=values, lengths=lengths, capacity=self.capacity + capacity)
         keys, values = (tuple(leaf.swapaxes(1, 2) for leaf in slots) for slots in (self.keys, self.values))
         shared = SharedPrompt(keys, values, self.lengths)
-        roomy = replace(self, capacity=capacity)
+        own = replace(self, capacity=capacity)
 
         def slots(leaves: tuple[Array, ...]) -> tuple[Array, ...]:
-            shapes = [(lengths.shape[0], roomy.num_slots(n), *leaf.shape[2:]) for n, leaf in enumerate(leaves)]
+            shapes = [(lengths.shape[0], own.num_slots(n), *leaf.shape[2:]) for n, leaf in enumerate(leaves)]
             return tuple(jnp.zeros(shape, leaf.dtype) for shape, leaf in zip(shapes, leaves, strict=True))
 
-        return replace(roomy, keys=slots(self.keys), values=slots(self.values), lengths=lengths, prompt=shared)
+        return replace(own, keys=slots(self.keys), values=slots(self.values), lengths=lengths, prompt=shared)
 
     def fill(
         self, layer: int, keys: Float[Array, "B T K Hd"], values: Float[Array, "B T K Hd"], lengths: Int[Array, " B"]
     ) -> "KVCache":
         """An empty cache with the first tokens of right-padded rows in a layer; `lengths` of the cache stay."""
         num_slots = self.num_slots(layer)
-
-        def laid(tokens: Float[Array, "B T K Hd"]) -> Float[Array, "B S K Hd"]:
-            if tokens.shape[1] <= num_slots:
-                return jnp.pad(tokens, ((0, 0), (0, num_slots - tokens.shape[1]), (0, 0), (0, 0)))
-            tokens_of_slots = jnp.maximum(_tokens_of_slots(lengths, num_slots), 0)
-            return jnp.take_along_axis(tokens, tokens_of_slots[:, :, None, None], axis=1)
-
-        return self._with_layer(layer, laid(keys), laid(values))
+        return self._with_layer(layer, laid(keys, lengths, num_slots), laid(values, lengths, num_slots))
 
     def write(
         self, layer: int, keys: Float[Array, "B C K Hd"], values: Float[Array, "B C K Hd"], counts: Int[Array, " B"]
@@ -152,24 +148,64 @@ class KVCache:
         is_written = (places < counts[:, None]) & (tokens < self.capacity)
         # Past the last slot: dropped. The default would clamp a full row's write onto its last token.
         slots = jnp.where(is_written, tokens % num_slots, num_slots)
-        put = jax.vmap(lambda row, index, new: row.at[index].set(new, mode="drop"))
-        return self._with_layer(layer, put(self.keys[layer], slots, keys), put(self.values[layer], slots, values))
+        put = (written(self.keys[layer], keys, slots), written(self.values[layer], values, slots))
+        return self._with_layer(layer, *put)
 
     def advance(self, counts: Int[Array, " B"]) -> "KVCache":
         """The cache after every layer wrote: rows are longer by their counts, up to the capacity."""
         return replace(self, lengths=jnp.minimum(self.lengths + counts, self.starts + self.capacity))
 
+    def rewind(self, counts: Int[Array, " B"]) -> "KVCache":
+        """The cache with the last counts[b] tokens of each row forgotten, as if they had never been read.
+
+        A layer with a window has overwritten what it saw before: there a row must not become shorter than it was before
+        the `extend` that took it to its greatest length so far, so that at most chunk_size tokens can be forgotten.
+
+        Args:
+          counts: clipped to the row's own tokens; shared ones stay. In fixed order all tokens are the row's own.
+        """
+        own = self.lengths - self.starts
+        return replace(self, lengths=self.lengths - jnp.clip(counts, 0, own))
+
+    def insert(self, rows: Int[Array, " P"], other: "KVCache") -> "KVCache":
+        """The cache in which row rows[p] is row p of another cache, whatever it held before.
+
+        Args:
+          rows: distinct; rows below 0 or beyond the last are left out.
+          other: of the same decoder, with a capacity that is not greater. Its chunk_size may differ; until it has been
+            extended, an inserted row can be rewound by no more than that many tokens.
+
+        Raises:
+          ValueError: either cache shares a prompt, or the other is of another decoder, dtype or number of rows, or has
+            a greater capacity.
+        """
+        _check_insert(self, rows, other)
+        # Out of range on either side: dropped. Negative indices would count from the end.
+        rows = jnp.where(rows < 0, self.lengths.shape[0], rows)
+
+        def put(mine: Array, theirs: Array) -> Array:
+            num_slots, num_given = mine.shape[1], theirs.shape[1]
+            is_alike = num_given == num_slots or num_given == other.capacity < num_slots
+            return inserted(mine, rows, theirs if is_alike else laid_again(theirs, other.lengths, num_slots))
+
+        return replace(
+            self,
+            keys=tuple(map(put, self.keys, other.keys)),
+            values=tuple(map(put, self.values, other.values)),
+            lengths=self.lengths.at[rows].set(other.lengths, mode="drop"),
+        )
+
     def positions(self, layer: int, lengths: Int[Array, " B"]) -> Int[Array, "B S"]:
         """Position of the token in each own slot of a layer once rows have these lengths; below 0 where it is empty."""
         starts = self.starts
-        tokens = _tokens_of_slots(lengths - starts, self.num_slots(layer))
+        tokens = tokens_of_slots(lengths - starts, self.num_slots(layer))
         return jnp.where(tokens >= 0, starts[:, None] + tokens, -1)
 
     def prompt_positions(self, layer: int) -> Int[Array, "B S"]:
         """The same of the shared slots, for each row; there must be some."""
         assert self.prompt is not None
         lengths = self.prompt.lengths
-        tokens = _tokens_of_slots(lengths, self.prompt.keys[layer].shape[2])
+        tokens = tokens_of_slots(lengths, self.prompt.keys[layer].shape[2])
         return jnp.repeat(tokens, self.lengths.shape[0] // lengths.shape[0], axis=0)
 
     def _with_layer(self, layer: int, keys: Array, values: Array) -> "KVCache":
@@ -178,15 +214,19 @@ class KVCache:
         return replace(self, keys=tuple(new_keys), values=tuple(new_values))
 
 
-def _tokens_of_slots(counts: Int[Array, " B"], num_slots: int) -> Int[Array, "B S"]:
-    """Index of the token in each slot after counts[b] tokens; negative in slots that hold none."""
-    last = counts[:, None] - 1
-    return last - (last - jnp.arange(num_slots, dtype=jnp.int32)[None]) % num_slots
-
-
-def _copied(slots: tuple[Array, ...], group_size: int, capacity: int) -> tuple[Array, ...]:
-    widths = ((0, 0), (0, capacity), (0, 0), (0, 0))
-    return tuple(jnp.pad(jnp.repeat(leaf, group_size, axis=0), widths) for leaf in slots)
+def _check_insert(cache: KVCache, rows: Int[Array, " P"], other: KVCache) -> None:
+    if cache.prompt is not None or other.prompt is not None:
+        raise ValueError("rows that share a prompt can be neither inserted nor replaced")
+    if rows.shape != other.lengths.shape:
+        raise ValueError(f"rows must name a row for each of the other cache's {len(other.lengths)}, got {len(rows)}")
+    if other.capacity > cache.capacity:
+        raise ValueError(f"the other cache's capacity must be at most {cache.capacity}, got {other.capacity}")
+    ours, theirs = (
+        (one.windows, one.is_ordered, [(*leaf.shape[2:], leaf.dtype.name) for leaf in one.keys])
+        for one in (cache, other)
+    )
+    if ours != theirs:
+        raise ValueError("the other cache must be of the same decoder: layers, windows, heads or dtype differ")
 
 
 def _check_count(name: str, value: int) -> None:

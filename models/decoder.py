@@ -166,6 +166,16 @@ class Decoder(nnx.Module):
             hidden = layer.finish(hidden, attend_cache(queries, cache, index, positions, after.lengths, self.config))
         return self._final(hidden), replace(cache, lengths=after.lengths)
 
+    def extend_logits(
+        self, token_ids: Int[Array, "B C"], counts: Int[Array, " B"], cache: KVCache
+    ) -> tuple[Float[Array, "B C V"], KVCache]:
+        """float32 logits of the token after each of up to C more, as in `extend`, and the cache that holds them.
+
+        A row with a count of 0 is left as it is. `KVCache.rewind` takes tokens back.
+        """
+        hidden, cache = self.extend(token_ids, counts, cache)
+        return self._logits(hidden), cache
+
     def _empty_cache(self, token_ids: Int[Array, "P S"], capacity: int, chunk_size: int) -> KVCache:
         num_rows, num_tokens = token_ids.shape
         if not num_tokens <= capacity <= self.max_length:

@@ -123,6 +123,78 @@ def test_a_window_has_room_for_a_chunk():
     assert cache.keys[0][0, :, 0, 0].tolist() == positions
 
 
+def test_rewinding_stops_at_the_rows_own_tokens():
+    ones = jnp.ones(4, jnp.int32)
+    cache = make_cache([1, 3]).repeat(2, capacity=3)
+    for _ in range(2):
+        cache = cache.write(1, tokens(7, 4, 1), tokens(7, 4, 1), ones).advance(ones)
+    back = cache.rewind(jnp.array([0, 1, 5, -1], jnp.int32))
+    assert back.lengths.tolist() == [3, 2, 3, 5]
+    assert back.positions(1, back.lengths).tolist() == [[1, 2, -1], [1, -1, -1], [-1, -1, -1], [3, 4, -1]]
+
+
+def test_a_window_has_what_is_seen_after_a_whole_chunk_is_forgotten():
+    """Six slots for a window of 3 and chunks of 4: tokens 8 to 11 were read and forgotten, 8 comes again."""
+    cache = KVCache.empty(1, 20, WINDOWED, jnp.float32, chunk_size=4)
+    counts, one = jnp.array([4], jnp.int32), jnp.array([1], jnp.int32)
+    for first in (0, 4, 8):
+        cache = cache.write(0, tokens(first, 1, 4), tokens(first, 1, 4), counts).advance(counts)
+    cache = cache.rewind(counts).write(0, tokens(8, 1, 1), tokens(8, 1, 1), one).advance(one)
+    positions = np.asarray(cache.positions(0, cache.lengths)[0])
+    is_seen = (positions > 8 - 3) & (positions <= 8)
+    assert sorted(positions[is_seen].tolist()) == [6, 7, 8]
+    assert cache.keys[0][0, is_seen, 0, 0].tolist() == positions[is_seen].tolist()
+
+
+@pytest.mark.parametrize("chunk_size", [1, 4, 6])
+def test_inserted_rows_are_found_where_a_window_expects_them(chunk_size):
+    """Windows of 3 and 6 slots into one of 4, and of 8, which is the whole capacity."""
+    cache = make_cache([0, 4, 2, 1], capacity=10, config=WINDOWED, chunk_size=2)
+    other = KVCache.empty(3, 8, WINDOWED, jnp.float32, chunk_size)
+    lengths = jnp.array([7, 5, 2], jnp.int32)
+    for layer in range(2):
+        other = other.fill(layer, tokens(0, 3, 7), -tokens(0, 3, 7), lengths)
+    other = dataclasses.replace(other, lengths=lengths)
+    found = jax.jit(KVCache.insert, donate_argnums=0)(
+        jax.tree.map(jnp.copy, cache), jnp.array([2, -1, 0], jnp.int32), other
+    )
+    assert found.lengths.tolist() == [2, 4, 7, 1]
+    assert found.keys[0].shape == cache.keys[0].shape
+    for layer, window in ((0, 3), (1, 10)):
+        positions = np.asarray(found.positions(layer, found.lengths))
+        for row in (0, 2):
+            is_seen = (positions[row] >= 0) & (positions[row] > int(found.lengths[row]) - window)
+            assert is_seen.sum() == min(found.lengths[row], window if layer == 1 else window - 1)
+            assert found.keys[layer][row, is_seen, 1, 2].tolist() == positions[row][is_seen].tolist()
+            assert found.values[layer][row, is_seen, 0, 0].tolist() == (-positions[row][is_seen]).tolist()
+        for row in (1, 3):
+            np.testing.assert_array_equal(found.keys[layer][row], cache.keys[layer][row])
+            np.testing.assert_array_equal(found.values[layer][row], cache.values[layer][row])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lengths": [1]}, "a row for each of the other cache's 1, got 2"),
+        ({"capacity": 4}, "capacity must be at most 3, got 4"),
+        ({"config": WINDOWED}, "of the same decoder"),
+        ({"config": dataclasses.replace(CONFIG, num_layers=1)}, "of the same decoder"),
+        ({"config": dataclasses.replace(CONFIG, head_dim=8)}, "of the same decoder"),
+    ],
+)
+def test_rows_that_do_not_fit_are_not_inserted(changes, message):
+    other = make_cache(**{"lengths": [1, 2]} | changes)
+    with pytest.raises(ValueError, match=message):
+        make_cache([1, 2, 3]).insert(jnp.array([0, 1], jnp.int32), other)
+
+
+def test_shared_rows_are_neither_inserted_nor_replaced():
+    plain, shared = make_cache([1, 2], capacity=1), make_cache([1]).repeat(2, capacity=1)
+    for one, other in ((plain, shared), (shared, plain)):
+        with pytest.raises(ValueError, match="share a prompt can be neither inserted nor replaced"):
+            one.insert(jnp.array([0, 1], jnp.int32), other)
+
+
 @pytest.mark.parametrize("name", ["num_rows", "capacity", "chunk_size"])
 def test_empty_refuses_less_than_one(name):
     sizes = {"num_rows": 1, "capacity": 1, "chunk_size": 1} | {name: 0}

@@ -20,6 +20,13 @@ prefill = jax.jit(
     lambda decoder, token_ids, lengths, capacity: decoder.prefill(token_ids, lengths, capacity=capacity),
     static_argnums=3,
 )
+extend_logits = jax.jit(lambda decoder, *inputs: decoder.extend_logits(*inputs))
+read = jax.jit(
+    lambda decoder, token_ids, lengths, capacity, chunk_size: decoder.read(
+        token_ids, lengths, capacity=capacity, chunk_size=chunk_size
+    )[1],
+    static_argnums=(3, 4),
+)
 decode = jax.jit(lambda decoder, token_ids, cache: decoder.decode(token_ids, cache))
 
 
@@ -100,6 +107,52 @@ def test_extending_a_group_by_chunks_equals_the_full_forward(decoder):
     for row, (length, count) in enumerate(zip(LENGTHS.repeat(2), counts, strict=True)):
         close(states[row, :count], hidden[row // 2, length : length + count])
     assert cache.lengths.tolist() == (LENGTHS.repeat(2) + counts).tolist()
+
+
+def next_tokens(cache, rows, count):
+    """The next tokens of each row of a text, after what a cache holds."""
+    return np.take_along_axis(rows, cache.lengths[:, None] + np.arange(count)[None], axis=1)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_forgotten_tokens_leave_no_trace(windowed, copies):
+    """Three tokens are read, of which the last one, all three and two are wrong and taken back; windows of 4 wrap."""
+    cache = read(windowed, TOKEN_IDS[:, :7], LENGTHS, 12, 3)
+    cache = cache if copies == 1 else cache.repeat(copies, capacity=6)
+    rows, wrong = TOKEN_IDS.repeat(copies, axis=0), np.array([1, 3, 2], np.int32).repeat(copies)
+    draft = next_tokens(cache, rows, 3)
+    draft = np.where(np.arange(3)[None] < 3 - wrong[:, None], draft, (draft + 1) % 31)
+    _, read_all = extend_logits(windowed, draft, np.full_like(wrong, 3), cache)
+    _, never_read = extend_logits(windowed, draft, 3 - wrong, cache)
+    back = read_all.rewind(jnp.asarray(wrong))
+    assert back.lengths.tolist() == never_read.lengths.tolist()
+    after, counts = next_tokens(back, rows, 3), np.full_like(wrong, 3)
+    logits, expected = (extend_logits(windowed, after, counts, one)[0] for one in (back, never_read))
+    np.testing.assert_array_equal(logits, expected)
+    whole = full_logits(windowed, TOKEN_IDS)
+    for row, length in enumerate(back.lengths):
+        close(logits[row], whole[row // copies, length : length + 3])
+
+
+def test_a_row_that_is_given_no_tokens_is_left_as_it_is(windowed):
+    before = read(windowed, TOKEN_IDS[:, :7], LENGTHS, 12, 3)
+    _, after = extend_logits(windowed, next_tokens(before, TOKEN_IDS, 3), np.array([0, 3, 0], np.int32), before)
+    assert after.lengths.tolist() == [7, 3, 3]
+    for old, new in zip(before.keys + before.values, after.keys + after.values, strict=True):
+        np.testing.assert_array_equal(old[::2], new[::2])
+
+
+def test_inserted_rows_go_on_as_if_they_had_been_read_there(windowed):
+    """Rows 2 and 0 of three prompts, read with fewer slots, into rows 0 and 1 of a cache in use."""
+    cache = read(windowed, TOKEN_IDS[:, :7], LENGTHS, 12, 3)
+    other = prefill(windowed, TOKEN_IDS[:, :8], np.array([6, 1, 8], np.int32), 8)
+    cache = jax.jit(models.KVCache.insert, donate_argnums=0)(cache, jnp.array([1, 3, 0], jnp.int32), other)
+    assert cache.lengths.tolist() == [8, 6, 3]
+    rows = TOKEN_IDS[[2, 0, 2]]
+    logits, _ = extend_logits(windowed, next_tokens(cache, rows, 3), np.full(3, 3, np.int32), cache)
+    whole = full_logits(windowed, TOKEN_IDS)
+    for row, (length, text) in enumerate(zip(cache.lengths, (2, 0, 2), strict=True)):
+        close(logits[row], whole[text, length : length + 3])
 
 
 def test_a_chunk_that_a_window_has_no_room_for_is_refused(windowed):
