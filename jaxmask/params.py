@@ -22,6 +22,9 @@ MAX_NUM_SAMPLES = 16384
 _TINY = 2.0**-126
 # Kept as Python's integers: NumPy's do not hold 64-bit seeds in arithmetic.
 _INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+_FLAGS = ("include_stop_str_in_output", "skip_special_tokens", "detokenize")
+# Also what the serving layer says of a model without a tokenizer.
+NO_TEXT_TO_STOP = "stop strings are only supported when detokenize is True. Set detokenize=True to use stop."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +55,9 @@ class SamplingParams:
       frequency_penalty: in [-2, 2]; subtracted for each occurrence in the output.
       repetition_penalty: finite and > 0; divides positive and multiplies other logits of ids in prompt or output.
       return_sampling_mask: None follows the engine; False opts this request out of supports.
+      include_stop_str_in_output: keep the stop string, or the text of the stop id, at the end of the text.
+      skip_special_tokens: leave special tokens out of the text.
+      detokenize: make text at all; False goes without `stop`.
     """
 
     n: int = 1
@@ -74,12 +80,18 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     return_sampling_mask: bool | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    detokenize: bool = True
 
     def __post_init__(self) -> None:
         """Checks every field; lists become tuples, the temperature meets its floor."""
         for field in _INTEGERS:
             if getattr(self, field) is not None:
                 self._set(field, check_integer(field, getattr(self, field)))
+        for field in _FLAGS:
+            if not isinstance(getattr(self, field), bool):
+                raise ValueError(f"{field} must be True or False, got {getattr(self, field)!r}.")
         self._check_filters()
         self._check_penalties()
         self._check_lengths()
@@ -146,6 +158,8 @@ class SamplingParams:
         if not isinstance(stop, Sequence) or not all(isinstance(text, str) and text for text in stop):
             raise ValueError(f"stop must hold strings and cannot contain an empty string. Got stop={self.stop!r}.")
         self._set("stop", tuple(stop))
+        if self.stop and not self.detokenize:
+            raise ValueError(NO_TEXT_TO_STOP)
         self._set("stop_token_ids", check_integers("stop_token_ids", self.stop_token_ids or ()))
         self._set("logit_bias", _biases(self.logit_bias or {}))
         self._set("bad_words", _bad_words(self.bad_words or ()))

@@ -64,10 +64,11 @@ def from_csr(
 
 
 class Logprob(NamedTuple):
-    """What is reported of one token: its value, and its rank, 1 for the likeliest."""
+    """What is reported of one token: its value, its rank, 1 for the likeliest, and its text where that is known."""
 
     logprob: float
     rank: int
+    decoded_token: str | None = None
 
 
 def to_logprob_dicts(

@@ -185,7 +185,7 @@ def public_definitions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str,
 
 def test_everything_public_is_documented():
     wrong = []
-    for path in sources("jaxmask", "models", "train"):
+    for path in sources(*FOLDERS):
         tree = ast.parse(path.read_text())
         wrong += [] if ast.get_docstring(tree) else [module_name(path)]
         wrong += [

@@ -80,6 +80,9 @@ NAN, INF = float("nan"), float("inf")
         ("bad_words", [[1.5]], "bad_words must contain only integers, got [1.5]."),
         ("bad_words", [5], "bad_words must hold strings or token id lists, got [5]."),
         ("bad_words", "word", "bad_words must hold strings or token id lists, got 'word'."),
+        ("include_stop_str_in_output", 1, "include_stop_str_in_output must be True or False, got 1."),
+        ("skip_special_tokens", None, "skip_special_tokens must be True or False, got None."),
+        ("detokenize", "no", "detokenize must be True or False, got 'no'."),
     ],
 )
 def test_refused_values_are_named(field, value, message):
@@ -164,6 +167,16 @@ def test_canonical_forms():
     assert params.seed is None
     assert SamplingParams().stop_token_ids == ()
     assert SamplingParams().allowed_token_ids is None
+
+
+def test_stop_strings_need_text():
+    """The text is vLLM's."""
+    with pytest.raises(ValueError) as error:
+        SamplingParams(stop="end", detokenize=False)
+    assert str(error.value) == (
+        "stop strings are only supported when detokenize is True. Set detokenize=True to use stop."
+    )
+    assert SamplingParams(stop=[], stop_token_ids=[3], detokenize=False).stop == ()
 
 
 def test_log_prob_modes():
