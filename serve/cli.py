@@ -1,0 +1,76 @@
+"""The command line of `python -m serve`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import os
+import sys
+from collections.abc import Sequence
+
+import tyro
+
+from serve.generate_command import GenerateOptions, run
+
+USAGE = """usage: python -m serve generate MODEL PROMPT [PROMPT ...] [options]
+
+Completes prompts offline and shows how many ids each token was drawn from.
+python -m serve generate --help lists the options."""
+NO_SERVER = "the HTTP server is not written yet; python -m serve generate MODEL PROMPT completes prompts offline"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `python -m serve ARGV`; returns its exit code.
+
+    0 done, 1 failed on the way, 2 cannot be done as asked, 130 interrupted.
+    """
+    # A screen that lacks a character gets "?" instead of an error.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        return _run(list(argv))
+    except BrokenPipeError:
+        # Whoever read the output has gone; the interpreter would complain once more when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ValueError, OSError, ImportError) as error:
+        return _refuse(error, 2)
+    except (RuntimeError, MemoryError) as error:
+        return _refuse(error, 1)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(argv: list[str]) -> int:
+    if argv[:1] in (["-h"], ["--help"]):
+        print(USAGE)
+        return 0
+    if argv[:1] == ["generate"]:
+        return run(_parsed(argv[1:]))
+    raise ValueError(NO_SERVER)
+
+
+def _parsed(argv: list[str]) -> GenerateOptions:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(GenerateOptions, prog="python -m serve generate", args=argv)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise ValueError(_complaint(said.getvalue())) from None
+
+
+def _complaint(box: str) -> str:
+    """What tyro says in its drawn box, on one line: the text between the title and the next rule."""
+    lines = [line.strip(" |+\u2502\u256d\u256e\u2570\u256f\u2500") for line in box.splitlines()]
+    texts = ["" if set(line) <= {"-"} else line for line in lines]
+    paragraphs = [list(group) for is_text, group in itertools.groupby(texts, bool) if is_text]
+    # Drawn in ASCII, the title is a paragraph of its own.
+    return " ".join(paragraphs[0][1:] or paragraphs[1])
+
+
+def _refuse(error: BaseException, code: int) -> int:
+    print(f"error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+    return code
