@@ -12,7 +12,7 @@ import numpy as np
 from jaxmask import settings, wire
 from jaxmask.checks import check_sampling_mask
 from jaxmask.mass import MAX_COLUMNS
-from jaxmask.params import NO_TEXT_TO_STOP, SamplingParams
+from jaxmask.params import NO_TEXT_TO_STOP, SamplingParams, check_integers
 from jaxmask.rollout import Finish
 from serve.bad_words import with_encoded_bad_words
 from serve.config import EngineConfig
@@ -259,7 +259,7 @@ def _prompt_ids(prompt: str | Sequence[int], limits: Limits) -> tuple[int, ...]:
             raise ValueError("prompts as text need a tokenizer, which this model does not have; pass token ids.")
         token_ids = tuple(limits.tokenizer.encode(prompt, add_special_tokens=True))
     else:
-        token_ids = settings.check_integers("prompt_token_ids", prompt)
+        token_ids = check_integers("prompt_token_ids", prompt)
     if not token_ids:
         raise ValueError("The decoder prompt cannot be empty")
     outside = [token_id for token_id in token_ids if not 0 <= token_id < limits.vocab_size]
