@@ -79,6 +79,7 @@ class Slots:
             implementation=settle("auto", leaf),
         )
         # The sizes of all settings so far. Its one row returns no support, so that this setting is always there.
+        self._seen: set[tuple[int, ...]] = set()
         self._largest: SamplingBatch | None = None
         self._largest = self._settings_of([_IDLE])
 
@@ -96,8 +97,10 @@ class Slots:
         """Settings that will come, so that no shape has to grow for them later."""
         for completion in completions:
             self._widen(completion)
-        if completions:
-            self._largest = self._settings_of([completion.row_params for completion in completions])
+            sizes = _sizes(completion.row_params)
+            if sizes not in self._seen:
+                self._seen.add(sizes)
+                self._largest = self._settings_of([completion.row_params])
 
     def fit(self, model: Any, num_rows: int, num_tokens: int, max_model_len: int) -> None:
         """Makes room for so many completions of so many tokens each, prompts included; those that run stay."""
@@ -224,6 +227,15 @@ class Slots:
             # As many pieces as there are tokens: one width serves all.
             return self.capacity, chunk_size
         return bucket(max(num_tokens, MIN_PROMPT_WIDTH), min(self.capacity, max(chunk_size, MIN_PROMPT_WIDTH))), None
+
+
+def _sizes(row: SamplingParams) -> tuple[int, ...]:
+    """What settles the shapes of a row's settings."""
+    words = row.bad_words or ()
+    lists = (row.stop_token_ids or (), row.logit_bias or {}, row.allowed_token_ids or (), words)
+    penalties = (row.repetition_penalty != 1, row.frequency_penalty != 0, row.presence_penalty != 0)
+    is_withheld = row.min_tokens > 0
+    return (*map(len, lists), max(map(len, words), default=0), *penalties, is_withheld, row.ignore_eos)
 
 
 def _arrivals(placed: dict[int, Completion], num_slots: int, group_size: int, width: int) -> Arrivals:
