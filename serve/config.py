@@ -30,13 +30,16 @@ class EngineConfig:
       logprobs_mode: what log-probabilities are of; one of `jaxmask.params.LOGPROBS_MODES`.
       max_model_len: most tokens of prompt and completion together; None: as many as the model can read.
       max_num_seqs: completions that run at once, at most.
+      min_num_seqs: slots for completions that there are at least, like min_model_len for their tokens: larger numbers
+        waste steps of the device, and save compilations where requests come one by one.
+      min_model_len: see min_num_seqs.
       max_logprobs: most top log-probabilities per token that a request may ask for; -1: the whole vocabulary.
       unbounded_support: allow supports without top_k; they may then be as large as the vocabulary.
       seed: from which requests without a seed get theirs, in the order in which they come; None: at random.
       speculation: guesses tokens ahead; None: one token at a time.
       steps_per_chunk: steps that the device takes between two looks of the host, at most.
       stream_interval: the same while the host waits for tokens: to stream them, or to look for stop strings.
-      prefill_tokens: tokens of short prompts that are read at once; None: 128 on CPUs, 4096 elsewhere.
+      prefill_tokens: tokens of short prompts that are read at once; None: 32 on CPUs, 4096 elsewhere.
       prefill_chunk_size: tokens of a long prompt that are read at once.
 
     Raises:
@@ -47,6 +50,8 @@ class EngineConfig:
     logprobs_mode: str = "raw_logprobs"
     max_model_len: int | None = None
     max_num_seqs: int = 32
+    min_num_seqs: int = 1
+    min_model_len: int = 16
     max_logprobs: int = 20
     unbounded_support: bool = False
     seed: int | None = 0
@@ -59,7 +64,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         """Checks the fields."""
         check_engine(return_sampling_mask=self.return_sampling_mask, logprobs_mode=self.logprobs_mode)
-        for field in ("max_num_seqs", "steps_per_chunk", "stream_interval", "prefill_chunk_size"):
+        for field in ("max_num_seqs", "min_num_seqs", "min_model_len", "steps_per_chunk", "stream_interval", "prefill_chunk_size"):
             check_count(field, getattr(self, field))
         for field in ("max_model_len", "prefill_tokens"):
             if getattr(self, field) is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from serve.config import EngineConfig, default_params
 from serve.outputs import RequestOutput
 from serve.prompt_scores import PromptScores
 from serve.report import Reading
-from serve.requests import Completion, Limits, Request, eos_token_ids
+from serve.requests import Completion, Limits, Request, TokenIds, eos_token_ids
 from serve.slots import Chunk, Slots
 
 
@@ -118,7 +118,7 @@ class Engine:
     def check(
         self,
         request_id: str,
-        prompt: str | Sequence[int],
+        prompt: str | TokenIds,
         params: SamplingParams | None = None,
         *,
         is_streamed: bool = False,
@@ -150,7 +150,7 @@ class Engine:
     def add_request(
         self,
         request_id: str,
-        prompt: str | Sequence[int],
+        prompt: str | TokenIds,
         params: SamplingParams | None = None,
         *,
         is_streamed: bool = False,

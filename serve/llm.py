@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.console import Console
 
 import models
 from jaxmask import DraftModel, SamplingParams
+from jaxmask.model import Model
 from jaxmask.params import check_count
 from jaxmask.speculation import Speculation
 from serve.compilation import Compiled, compiled_so_far, persistent_cache
@@ -21,9 +23,9 @@ from serve.config import EngineConfig, ngram_speculation
 from serve.engine import Counters, Engine
 from serve.outputs import RequestOutput
 from serve.progress import progress_bar
-from serve.requests import Request
+from serve.requests import Request, TokenIds
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
+Prompt = str | TokenIds | Mapping[str, Any]
 Message = Mapping[str, Any]
 _DRAFT = ("method", "model", "num_speculative_tokens")
 
@@ -68,7 +70,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path | models.Decoder,
+        model: str | Path | Model,
         *,
         tokenizer: Any = None,
         dtype: DTypeLike = "auto",
@@ -80,7 +82,7 @@ class LLM:
         """Loads the model; nothing is compiled before the first call.
 
         Args:
-          model: what `models.load` takes, or a decoder, which may lie on a mesh.
+          model: what `models.load` takes, or a decoder, which may lie on a mesh, or another `Model` with a vocab_size.
           tokenizer: of a decoder, or instead of the model's own; with `encode`, `decode`, `stream` and `eos_token_ids`.
           dtype: of the weights as they are loaded; "auto" is float32. A decoder stays as it is.
           generation_config: "auto": settings of calls that bring none are those that the model recommends; "vllm":
@@ -98,7 +100,7 @@ class LLM:
         """
         speculation = None if speculative_config is None else _speculation(speculative_config, dtype)
         config = EngineConfig(**engine_settings, speculation=speculation)
-        if not isinstance(model, models.Decoder):
+        if isinstance(model, (str, Path)):
             model, own_tokenizer = models.load(model, _dtype(dtype))
             tokenizer = own_tokenizer if tokenizer is None else tokenizer
         defaults = _generation_defaults(generation_config, tokenizer)
@@ -229,7 +231,7 @@ def _stats(
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Many prompts; one that stands alone becomes the only one. A list of numbers is one prompt."""
-    is_alone = isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and not isinstance(prompts[0], (str, Sequence, Mapping)))
+    is_alone = isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and isinstance(prompts[0], numbers.Number))
     return [prompts] if is_alone else list(prompts)
 
 
@@ -256,5 +258,5 @@ def _speculation(settings: Mapping[str, Any], dtype: DTypeLike) -> Speculation:
             f"{dict(settings)!r:.200}."
         )
     model = settings["model"]
-    draft = model if isinstance(model, models.Decoder) else models.load(model, _dtype(dtype))[0]
+    draft = models.load(model, _dtype(dtype))[0] if isinstance(model, (str, Path)) else model
     return DraftModel(draft, num_tokens=check_count("num_speculative_tokens", settings.get("num_speculative_tokens", 4)))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from jaxmask import settings, wire
 from jaxmask.checks import check_sampling_mask
@@ -19,6 +20,8 @@ from serve.config import EngineConfig
 from serve.detokenizer import Detokenizer
 from serve.outputs import CompletionOutput, FinishReason, SamplingMask
 from serve.report import RowLogprobs
+
+TokenIds = Sequence[int] | Int[np.ndarray, " S"]
 
 _REASONS: dict[Finish, FinishReason] = {
     Finish.STOP: "stop",
@@ -75,7 +78,7 @@ class Request:
     def of(
         cls,
         request_id: str,
-        prompt: str | Sequence[int],
+        prompt: str | TokenIds,
         params: SamplingParams,
         limits: Limits,
         *,
@@ -253,13 +256,13 @@ def _text_of(tokenizer: Any, token_id: int) -> str:
     return tokenizer.decode([token_id], skip_special_tokens=False)
 
 
-def _prompt_ids(prompt: str | Sequence[int], limits: Limits) -> tuple[int, ...]:
+def _prompt_ids(prompt: str | TokenIds, limits: Limits) -> tuple[int, ...]:
     if isinstance(prompt, str):
         if limits.tokenizer is None:
             raise ValueError("prompts as text need a tokenizer, which this model does not have; pass token ids.")
         token_ids = tuple(limits.tokenizer.encode(prompt, add_special_tokens=True))
     else:
-        token_ids = check_integers("prompt_token_ids", prompt)
+        token_ids = check_integers("prompt_token_ids", prompt.tolist() if isinstance(prompt, np.ndarray) else prompt)
     if not token_ids:
         raise ValueError("The decoder prompt cannot be empty")
     outside = [token_id for token_id in token_ids if not 0 <= token_id < limits.vocab_size]

@@ -16,7 +16,6 @@ import numpy as np
 from jaxmask import SamplingParams
 from jaxmask.batch import SamplingBatch
 from jaxmask.decoding import Decoding, StepOptions
-from jaxmask.history import History
 from jaxmask.kernels.dispatch import settle
 from jaxmask.model import PlacedModel
 from serve import programs
@@ -66,6 +65,7 @@ class Slots:
         self._config, self._vocab_size, self._eos = config, vocab_size, tuple(eos_token_ids)
         self._batch: SamplingBatch | None = None
         self._state: Decoding | None = None
+        self._remembered: tuple[bool, bool, int] | None = None
         self._rows: list[SamplingParams] = []
         self._is_cut: list[bool] = []
         self.num_ids = 0
@@ -104,8 +104,9 @@ class Slots:
 
     def fit(self, model: Any, num_rows: int, num_tokens: int, max_model_len: int) -> None:
         """Makes room for so many completions of so many tokens each, prompts included; those that run stay."""
-        num_rows = bucket(num_rows, self._config.max_num_seqs)
-        capacity = bucket(max(num_tokens, MIN_PROMPT_WIDTH), max_model_len)
+        config = self._config
+        num_rows = bucket(max(num_rows, config.min_num_seqs), config.max_num_seqs)
+        capacity = bucket(max(num_tokens, config.min_model_len), max_model_len)
         if not self.is_idle:
             num_rows, capacity = max(num_rows, len(self.owners)), max(capacity, self.capacity)
         if (num_rows, capacity) == (len(self.owners), self.capacity):
@@ -119,8 +120,9 @@ class Slots:
         self._make_batch()
         # The smaller ones go before the larger ones come.
         before, self._state = (None, None) if was_idle else (before, None)
-        empty = programs.empty_slots(model, self._batch, self._config.speculation, capacity=capacity)
+        empty = programs.empty_slots(model, self._batch, config.speculation, capacity=capacity)
         self._state = empty if before is None else programs.move(empty, before)
+        self._remembered = _looks_back_at(self._batch)
 
     def place(self, completions: Sequence[Completion]) -> dict[int, Completion]:
         """Gives each completion a free slot, by which it is returned; `admit` begins them."""
@@ -134,12 +136,7 @@ class Slots:
     def must_remember(self) -> bool:
         """Whether the settings look back at more than the slots remember; `remember` then comes before `admit`."""
         assert self._batch is not None
-        assert self._state is not None
-        if not self._batch.needs_history:
-            return False
-        # Anew where a shape differs, or an edit looks back that did not before.
-        needed = jax.eval_shape(History.start, self._state.last_ids[:, None], self._state.lengths, self._batch)
-        return jax.tree.map(jnp.shape, needed) != jax.tree.map(jnp.shape, self._state.history)
+        return _looks_back_at(self._batch) != self._remembered
 
     def remember(self) -> None:
         """Makes the history of all slots anew; every token that was drawn must have been read."""
@@ -148,6 +145,7 @@ class Slots:
         lengths = jnp.asarray(np.array([len(prompt) for prompt in prompts], np.int32))
         prompt_ids, token_ids = (_rectangle(rows, len(rows), self.capacity) for rows in (prompts, outputs))
         self._state = programs.remember(self._batch, self._state, prompt_ids, lengths, token_ids)
+        self._remembered = _looks_back_at(self._batch)
 
     def admit(self, model: Any, placed: dict[int, Completion]) -> None:
         """Reads the prompts of completions, and begins these; a prompt that several of them continue is read once."""
@@ -156,7 +154,7 @@ class Slots:
             shape = self._prompt_shape(len(completion.request.prompt_token_ids))
             by_shape.setdefault(shape, {})[slot] = completion
         for (width, chunk_size), some in by_shape.items():
-            tokens = self._config.prefill_tokens or (128 if self._is_on_cpu else 4096)
+            tokens = self._config.prefill_tokens or (32 if self._is_on_cpu else 4096)
             group_size = min(max(tokens // (chunk_size or width), 1), len(self.owners))
             self._state = programs.admit(
                 model,
@@ -226,7 +224,13 @@ class Slots:
         if num_tokens > chunk_size:
             # As many pieces as there are tokens: one width serves all.
             return self.capacity, chunk_size
-        return bucket(max(num_tokens, MIN_PROMPT_WIDTH), min(self.capacity, max(chunk_size, MIN_PROMPT_WIDTH))), None
+        return bucket(max(num_tokens, MIN_PROMPT_WIDTH), self.capacity), None
+
+
+def _looks_back_at(batch: SamplingBatch) -> tuple[bool, bool, int]:
+    """What settles the shapes of a history."""
+    num_words = 0 if batch.bad_words is None else batch.bad_words.shape[2]
+    return batch.repetition_penalty is not None, batch.has_penalties, num_words
 
 
 def _sizes(row: SamplingParams) -> tuple[int, ...]:
