@@ -88,8 +88,9 @@ def to_logprob_dicts(
 
     Source: vLLM, `logprobs` of a completion.
     """
-    top_ids, top_values = np.asarray(top.token_ids), np.asarray(top.logprobs)
-    return logprob_dicts(*map(np.asarray, (token_ids, logprobs, ranks)), top_ids, top_values, num)
+    leaves = (token_ids, logprobs, ranks, top.token_ids, top.logprobs)
+    drawn_ids, values, own_ranks, top_ids, top_values = map(np.asarray, leaves)
+    return logprob_dicts(drawn_ids, values, own_ranks, top_ids, top_values, num)
 
 
 def logprob_dicts(

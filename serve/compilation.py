@@ -51,7 +51,8 @@ class _Clock:
         self.total, self._lock = Compiled(), threading.Lock()
         jax.monitoring.register_event_duration_secs_listener(self._hear)
 
-    def _hear(self, event: str, seconds: float, **_: Any) -> None:
+    def _hear(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        del kwargs
         if event in (_COMPILED, _FOUND):
             with self._lock:
                 is_found, before = event == _FOUND, self.total
@@ -59,7 +60,7 @@ class _Clock:
                 self.total = Compiled(
                     before.num_programs + (not is_found),
                     before.num_found + is_found,
-                    before.seconds + (0.0 if is_found else seconds),
+                    before.seconds + (0.0 if is_found else duration_secs),
                 )
 
 

@@ -6,8 +6,12 @@ Shapes come in powers of two, so that few programs are compiled.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+import secrets
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from jaxmask import PromptLookup
 from jaxmask.checks import check_engine
@@ -18,6 +22,16 @@ from jaxmask.speculation import Speculation
 MAX_WIDTH = 2048
 # Names in generation_config.json that are settings of a request; its max_new_tokens is our max_tokens.
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_COUNTS = (
+    "max_model_len",
+    "max_num_seqs",
+    "min_num_seqs",
+    "min_model_len",
+    "steps_per_chunk",
+    "stream_interval",
+    "prefill_tokens",
+    "prefill_chunk_size",
+)
 _NGRAM = ("method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
 
 
@@ -64,9 +78,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         """Checks the fields."""
         check_engine(return_sampling_mask=self.return_sampling_mask, logprobs_mode=self.logprobs_mode)
-        for field in ("max_num_seqs", "min_num_seqs", "min_model_len", "steps_per_chunk", "stream_interval", "prefill_chunk_size"):
-            check_count(field, getattr(self, field))
-        for field in ("max_model_len", "prefill_tokens"):
+        for field in _COUNTS:
             if getattr(self, field) is not None:
                 check_count(field, getattr(self, field))
         if check_integer("max_logprobs", self.max_logprobs) < -1:
@@ -106,3 +118,13 @@ def ngram_speculation(settings: Mapping[str, Any]) -> PromptLookup:
         max_ngram=counts.get("prompt_lookup_max", 3),
         min_ngram=counts.get("prompt_lookup_min", 1),
     )
+
+
+def derived_seeds(seed: int | None) -> Iterator[int]:
+    """Seeds of 64 bits without end: the same ones for the same seed; for None, at random."""
+    for number in itertools.count():
+        if seed is None:
+            yield secrets.randbits(64)
+        else:
+            sequence = np.random.SeedSequence(seed % 2**64, spawn_key=(number,))
+            yield int(sequence.generate_state(1, np.uint64)[0])

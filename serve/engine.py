@@ -7,52 +7,20 @@ ahead of what the host reads, and ends a chunk early where rows have ended and o
 from __future__ import annotations
 
 import collections
-import dataclasses
-import secrets
 from collections.abc import Iterable
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxmask import SamplingParams
 from jaxmask.rollout import Finish
-from serve.config import EngineConfig, default_params
+from serve.completions import Answer, Completion, eos_token_ids
+from serve.config import EngineConfig, default_params, derived_seeds
 from serve.outputs import RequestOutput
-from serve.prompt_scores import PromptScores
 from serve.report import Reading
-from serve.requests import Completion, Limits, Request, TokenIds, eos_token_ids
+from serve.requests import Limits, Request, TokenIds
 from serve.slots import Chunk, Slots
-
-
-@dataclasses.dataclass
-class Counters:
-    """What an engine has done since it was made.
-
-    Attributes:
-      num_prompt_tokens: of requests that were submitted.
-      num_tokens: read from the device, dropped ones included.
-      num_steps: of the device, each for all slots.
-      num_slot_steps: the same, times slots.
-      num_busy_slot_steps: those in which a slot drew a token.
-      num_bytes: fetched from the device.
-    """
-
-    num_prompt_tokens: int = 0
-    num_tokens: int = 0
-    num_steps: int = 0
-    num_slot_steps: int = 0
-    num_busy_slot_steps: int = 0
-    num_bytes: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class _Answer:
-    """A request that is being answered."""
-
-    request: Request
-    completions: tuple[Completion, ...]
-    prompt_scores: PromptScores | None
+from serve.stats import Counters
 
 
 class Engine:
@@ -97,9 +65,9 @@ class Engine:
         self._waiting: collections.deque[Completion] = collections.deque()
         self._unseen: list[Completion] = []
         self._chunks: collections.deque[Chunk] = collections.deque()
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, Answer] = {}
         self._outputs: list[RequestOutput] = []
-        self._num_seeds = 0
+        self._seeds = derived_seeds(self.config.seed)
 
     @property
     def num_running(self) -> int:
@@ -136,15 +104,13 @@ class Engine:
         """
         if request.request_id in self._answers:
             raise ValueError(f"request_id must be new, got {request.request_id!r}, which is being answered.")
-        seed = self._new_seed() if request.params.seed is None else request.params.seed
+        seed = next(self._seeds) if request.params.seed is None else request.params.seed
         vocab_size = self.limits.vocab_size
         rows = (request.row_params(index, seed, vocab_size) for index in range(request.params.n))
-        completions = tuple(Completion(index, request, row, self.limits) for index, row in enumerate(rows))
-        asked = request.params.prompt_logprobs
-        scores = None if asked is None else PromptScores(request, self.limits)
-        self._answers[request.request_id] = _Answer(request, completions, scores)
-        self._waiting.extend(completions)
-        self._unseen.extend(completions)
+        answer = Answer(request, list(rows), self.limits)
+        self._answers[request.request_id] = answer
+        self._waiting.extend(answer.completions)
+        self._unseen.extend(answer.completions)
         self.counters.num_prompt_tokens += len(request.prompt_token_ids)
 
     def add_request(
@@ -182,10 +148,7 @@ class Engine:
         Raises:
           ValueError: it has other shapes or types, for which all would be compiled anew.
         """
-        if jax.tree.structure(model) != jax.tree.structure(self._model) or any(
-            (one.shape, one.dtype) != (other.shape, other.dtype)
-            for one, other in zip(jax.tree.leaves(model), jax.tree.leaves(self._model), strict=True)
-        ):
+        if _shapes(model) != _shapes(self._model):
             raise ValueError("the new model must have the shapes and types of the one before")
         self._model = model
 
@@ -195,8 +158,7 @@ class Engine:
         Asks the device for further steps before it waits for those before.
         """
         self._admit()
-        is_idle = self._slots.is_idle
-        if not is_idle:
+        if not self._slots.is_idle:
             self._chunks.append(self._slots.decode(self._model, *self._pace()))
         if len(self._chunks) > 1:
             self._read(self._chunks.popleft())
@@ -208,13 +170,6 @@ class Engine:
 
     def _new_slots(self) -> Slots:
         return Slots(self._model, self.config, self.limits.vocab_size, eos_token_ids(self.limits.tokenizer))
-
-    def _new_seed(self) -> int:
-        if self.config.seed is None:
-            return secrets.randbits(64)
-        self._num_seeds += 1
-        sequence = np.random.SeedSequence(self.config.seed % 2**64, spawn_key=(self._num_seeds,))
-        return int(sequence.generate_state(1, np.uint64)[0])
 
     def _pace(self) -> tuple[int, int]:
         """Most steps of the next chunk, and rows that may lie idle in it."""
@@ -244,9 +199,7 @@ class Engine:
             self._slots.remember()
         self._slots.admit(self._model, placed)
         for completion in arriving:
-            scores = self._answers[completion.request.request_id].prompt_scores
-            if scores is not None:
-                scores.start(self._model)
+            self._answers[completion.request.request_id].begin(self._model)
 
     def _fit(self, num_rows: int, completions: Iterable[Completion]) -> None:
         num_tokens = max((one.request.num_tokens for one in completions), default=1)
@@ -275,28 +228,13 @@ class Engine:
         self._slots.num_ids = reading.num_ids
         self._count(reading, len(chunk.owners))
 
-    def _give_out(self, answer: _Answer) -> None:
+    def _give_out(self, answer: Answer) -> None:
         """Puts out a request that ended, or the new tokens of one that is streamed."""
-        request = answer.request
-        is_finished = all(one.finish_reason is not None for one in answer.completions)
-        if not (is_finished or request.is_streamed):
-            return
-        if request.is_streamed:
-            outputs = [delta for one in answer.completions if (delta := one.delta()) is not None]
-        else:
-            outputs = [one.output() for one in answer.completions]
+        request, is_finished = answer.request, answer.is_finished
         if is_finished:
             del self._answers[request.request_id]
-        self._outputs.append(
-            RequestOutput(
-                request_id=request.request_id,
-                prompt=request.prompt,
-                prompt_token_ids=list(request.prompt_token_ids),
-                prompt_logprobs=None if answer.prompt_scores is None else answer.prompt_scores.entries(),
-                outputs=outputs,
-                finished=is_finished,
-            )
-        )
+        if is_finished or request.is_streamed:
+            self._outputs.append(answer.output())
 
     def _count(self, reading: Reading, num_slots: int) -> None:
         counters = self.counters
@@ -305,3 +243,8 @@ class Engine:
         counters.num_slot_steps += reading.num_steps * num_slots
         counters.num_busy_slot_steps += reading.num_busy
         counters.num_bytes += reading.num_bytes
+
+
+def _shapes(model: Any) -> list[Any]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(model)
+    return [(path, leaf.shape, leaf.dtype) for path, leaf in leaves]

@@ -18,46 +18,17 @@ from jaxmask import DraftModel, SamplingParams
 from jaxmask.model import Model
 from jaxmask.params import check_count
 from jaxmask.speculation import Speculation
-from serve.compilation import Compiled, compiled_so_far, persistent_cache
+from serve.compilation import compiled_so_far, persistent_cache
 from serve.config import EngineConfig, ngram_speculation
-from serve.engine import Counters, Engine
+from serve.engine import Engine
 from serve.outputs import RequestOutput
 from serve.progress import progress_bar
 from serve.requests import Request, TokenIds
+from serve.stats import CallStats, call_stats
 
 Prompt = str | TokenIds | Mapping[str, Any]
 Message = Mapping[str, Any]
 _DRAFT = ("method", "model", "num_speculative_tokens")
-
-
-@dataclasses.dataclass(frozen=True)
-class CallStats:
-    """What a call took.
-
-    Attributes:
-      num_requests: prompts.
-      num_prompt_tokens: of all prompts.
-      num_tokens: of all completions.
-      seconds: from the first program to the last token; compilation included.
-      compiled: programs compiled meanwhile.
-      num_steps: of the device.
-      idle_share: of all steps of all slots, those in which a slot drew no token; in [0, 1].
-      num_bytes: fetched from the device.
-    """
-
-    num_requests: int
-    num_prompt_tokens: int
-    num_tokens: int
-    seconds: float
-    compiled: Compiled
-    num_steps: int
-    idle_share: float
-    num_bytes: int
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens of completions in a second that was not spent compiling."""
-        return self.num_tokens / max(self.seconds - self.compiled.seconds, 1e-9)
 
 
 class LLM:
@@ -208,31 +179,15 @@ class LLM:
             self.engine.reset()
             raise
         answers = [outputs[request.request_id] for request in requests]
-        self.last_stats = _stats(answers, before, self.engine.counters, compiled, time.perf_counter() - started)
+        self.last_stats = call_stats(answers, before, self.engine.counters, compiled, time.perf_counter() - started)
         return answers
-
-
-def _stats(
-    answers: list[RequestOutput], before: Counters, after: Counters, compiled: Compiled, seconds: float
-) -> CallStats:
-    num_slot_steps = after.num_slot_steps - before.num_slot_steps
-    num_busy = after.num_busy_slot_steps - before.num_busy_slot_steps
-    return CallStats(
-        num_requests=len(answers),
-        num_prompt_tokens=sum(len(answer.prompt_token_ids) for answer in answers),
-        num_tokens=sum(len(completion.token_ids) for answer in answers for completion in answer.outputs),
-        seconds=seconds,
-        compiled=compiled_so_far() - compiled,
-        num_steps=after.num_steps - before.num_steps,
-        idle_share=1 - num_busy / num_slot_steps if num_slot_steps else 0.0,
-        num_bytes=after.num_bytes - before.num_bytes,
-    )
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Many prompts; one that stands alone becomes the only one. A list of numbers is one prompt."""
-    is_alone = isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and isinstance(prompts[0], numbers.Number))
-    return [prompts] if is_alone else list(prompts)
+    if isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and isinstance(prompts[0], numbers.Number)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)
 
 
 def _dtype(dtype: DTypeLike) -> DTypeLike:
@@ -259,4 +214,5 @@ def _speculation(settings: Mapping[str, Any], dtype: DTypeLike) -> Speculation:
         )
     model = settings["model"]
     draft = models.load(model, _dtype(dtype))[0] if isinstance(model, (str, Path)) else model
-    return DraftModel(draft, num_tokens=check_count("num_speculative_tokens", settings.get("num_speculative_tokens", 4)))
+    num_tokens = check_count("num_speculative_tokens", settings.get("num_speculative_tokens", 4))
+    return DraftModel(draft, num_tokens=num_tokens)

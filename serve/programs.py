@@ -49,7 +49,7 @@ class Arrivals:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class Pace:
     """How long a chunk of steps goes on.
 
     Attributes:
@@ -67,8 +67,8 @@ class Limits:
 def empty_slots(model: Any, batch: SamplingBatch, speculation: Speculation | None, *, capacity: int) -> Decoding:
     """A slot for each row of the batch, without completions, and with room for `capacity` tokens each."""
     ones = jnp.ones(batch.num_rows, jnp.int32)
-    options = {"max_new_tokens": capacity - 1, "speculation": speculation}
-    state = decoding.start(model, batch, ones[:, None] - 1, ones, **options)
+    ids = ones[:, None] - 1
+    state = decoding.start(model, batch, ids, ones, max_new_tokens=capacity - 1, speculation=speculation)
     return dataclasses.replace(state, finish=jnp.full(batch.num_rows, Finish.STOP, jnp.int32))
 
 
@@ -137,7 +137,7 @@ def decode(
     batch: SamplingBatch,
     state: Decoding,
     speculation: Speculation | None,
-    limits: Limits,
+    pace: Pace,
     *,
     num_columns: int,
     options: StepOptions,
@@ -149,11 +149,11 @@ def decode(
       batch: settings of all slots.
       state: the slots.
       speculation: as for every step.
-      limits: how many steps.
+      pace: how many steps.
       num_columns: most tokens of a slot; at least as many as the steps can add.
       options: of every step.
     """
-    state = dataclasses.replace(state, finish=jnp.where(limits.is_cut, jnp.int32(Finish.STOP), state.finish))
+    state = dataclasses.replace(state, finish=jnp.where(pace.is_cut, jnp.int32(Finish.STOP), state.finish))
     recording = Recording.empty(
         batch,
         num_columns,
@@ -162,15 +162,13 @@ def decode(
         pad_token_id=options.pad_token_id,
         num_logprobs=options.num_logprobs,
     )
-    state, recording = decoding.run(
-        model, batch, state, recording, limits.num_steps, options, speculation, limits.max_idle
-    )
+    state, recording = decoding.run(model, batch, state, recording, pace.num_steps, options, speculation, pace.max_idle)
     return state, Report.of(recording, state)
 
 
 @functools.partial(jax.jit, donate_argnames="larger")
 def move(larger: Decoding, state: Decoding) -> Decoding:
-    """The slots, in the first rows of others with room for more."""
+    """The slots, in the first rows of others with room for more, which keep their history where these bring none."""
     return _placed(larger, state, jnp.int32(0))
 
 
@@ -222,7 +220,7 @@ def _placed(state: Decoding, others: Decoding, first: Int[Array, ""]) -> Decodin
     return Decoding(
         last_ids=put(state.last_ids, others.last_ids),
         cache=put(state.cache, others.cache),
-        history=None if state.history is None else jax.tree.map(put, state.history, others.history),
+        history=state.history if others.history is None else jax.tree.map(put, state.history, others.history),
         lengths=put(state.lengths, others.lengths),
         finish=put(state.finish, others.finish),
         drafts=put(state.drafts, others.drafts),

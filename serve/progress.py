@@ -25,7 +25,8 @@ def progress_bar(num_prompts: int, is_shown: bool | Console) -> Iterator[Advance
         yield lambda *_: None
         return
     rates = TextColumn("{task.fields[rates]}")
-    columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), rates, TimeElapsedColumn(), TimeRemainingColumn())
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), rates, *times)
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=num_prompts, rates="")
         num_in = num_out = 0

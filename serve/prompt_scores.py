@@ -11,7 +11,8 @@ from jaxmask.prompt import PromptLogprobs
 from jaxmask.wire import Logprob, logprob_dicts
 from serve import programs
 from serve.config import bucket
-from serve.requests import Limits, Request, with_texts
+from serve.requests import Limits, Request
+from serve.texts import with_texts
 
 
 class PromptScores:
@@ -44,10 +45,11 @@ class PromptScores:
         if self._entries is None and self._scores is not None:
             num_places, scores = len(self._request.prompt_token_ids) - 1, self._scores
             leaves = (scores.logprobs, scores.ranks, scores.top.token_ids, scores.top.logprobs)
-            arrays = (np.asarray(leaf)[0, :num_places] for leaf in leaves)
+            values, ranks, top_ids, top_values = (np.asarray(leaf)[0, :num_places] for leaf in leaves)
             token_ids = np.array(self._request.prompt_token_ids[1:], np.int32)
             tokenizer = self._limits.tokenizer if self._request.params.detokenize else None
-            self._entries = [None, *with_texts(logprob_dicts(token_ids, *arrays, self._num), tokenizer)]
+            dicts = logprob_dicts(token_ids, values, ranks, top_ids, top_values, self._num)
+            self._entries = [None, *with_texts(dicts, tokenizer)]
         return self._entries
 
     @property

@@ -19,10 +19,10 @@ from jaxmask.decoding import Decoding, StepOptions
 from jaxmask.kernels.dispatch import settle
 from jaxmask.model import PlacedModel
 from serve import programs
+from serve.arrivals import arrivals_of, looks_back_at, rectangle, sizes_of
+from serve.completions import Completion
 from serve.config import MAX_WIDTH, EngineConfig, bucket
-from serve.programs import Arrivals
 from serve.report import Report
-from serve.requests import Completion
 
 MIN_PROMPT_WIDTH = 16
 MIN_WIDTH, MIN_WIDTH_UNBOUNDED = 8, 64
@@ -63,7 +63,6 @@ class Slots:
         self.owners: list[Completion | None] = []
         self.capacity = 0
         self._config, self._vocab_size, self._eos = config, vocab_size, tuple(eos_token_ids)
-        self._batch: SamplingBatch | None = None
         self._state: Decoding | None = None
         self._remembered: tuple[bool, bool, int] | None = None
         self._rows: list[SamplingParams] = []
@@ -81,7 +80,7 @@ class Slots:
         # The sizes of all settings so far. Its one row returns no support, so that this setting is always there.
         self._seen: set[tuple[int, ...]] = set()
         self._largest: SamplingBatch | None = None
-        self._largest = self._settings_of([_IDLE])
+        self._largest = self._batch = self._settings_of([_IDLE])
 
     @property
     def num_free(self) -> int:
@@ -97,7 +96,7 @@ class Slots:
         """Settings that will come, so that no shape has to grow for them later."""
         for completion in completions:
             self._widen(completion)
-            sizes = _sizes(completion.row_params)
+            sizes = sizes_of(completion.row_params)
             if sizes not in self._seen:
                 self._seen.add(sizes)
                 self._largest = self._settings_of([completion.row_params])
@@ -120,9 +119,13 @@ class Slots:
         self._make_batch()
         # The smaller ones go before the larger ones come.
         before, self._state = (None, None) if was_idle else (before, None)
-        empty = programs.empty_slots(model, self._batch, config.speculation, capacity=capacity)
-        self._state = empty if before is None else programs.move(empty, before)
-        self._remembered = _looks_back_at(self._batch)
+        self._state = programs.empty_slots(model, self._batch, config.speculation, capacity=capacity)
+        looks_back = looks_back_at(self._batch)
+        is_known = was_idle or looks_back == self._remembered
+        if before is not None:
+            before = before if is_known else dataclasses.replace(before, history=None)
+            self._state = programs.move(self._state, before)
+        self._remembered = looks_back if is_known else None
 
     def place(self, completions: Sequence[Completion]) -> dict[int, Completion]:
         """Gives each completion a free slot, by which it is returned; `admit` begins them."""
@@ -135,17 +138,16 @@ class Slots:
 
     def must_remember(self) -> bool:
         """Whether the settings look back at more than the slots remember; `remember` then comes before `admit`."""
-        assert self._batch is not None
-        return _looks_back_at(self._batch) != self._remembered
+        return looks_back_at(self._batch) != self._remembered
 
     def remember(self) -> None:
         """Makes the history of all slots anew; every token that was drawn must have been read."""
         prompts = [() if owner is None else owner.request.prompt_token_ids for owner in self.owners]
         outputs = [() if owner is None else owner.token_ids for owner in self.owners]
         lengths = jnp.asarray(np.array([len(prompt) for prompt in prompts], np.int32))
-        prompt_ids, token_ids = (_rectangle(rows, len(rows), self.capacity) for rows in (prompts, outputs))
+        prompt_ids, token_ids = (rectangle(rows, len(rows), self.capacity) for rows in (prompts, outputs))
         self._state = programs.remember(self._batch, self._state, prompt_ids, lengths, token_ids)
-        self._remembered = _looks_back_at(self._batch)
+        self._remembered = looks_back_at(self._batch)
 
     def admit(self, model: Any, placed: dict[int, Completion]) -> None:
         """Reads the prompts of completions, and begins these; a prompt that several of them continue is read once."""
@@ -161,7 +163,7 @@ class Slots:
                 self._batch,
                 self._state,
                 self._config.speculation,
-                _arrivals(some, len(self.owners), group_size, width),
+                arrivals_of(some, len(self.owners), group_size, width),
                 group_size=group_size,
                 capacity=self.capacity,
                 chunk_size=chunk_size,
@@ -169,7 +171,7 @@ class Slots:
 
     def decode(self, model: Any, num_steps: int, max_idle: int) -> Chunk:
         """Asks for some steps; ends where more than `max_idle` rows have ended."""
-        limits = programs.Limits(jnp.int32(num_steps), jnp.int32(max_idle), jnp.asarray(np.array(self._is_cut)))
+        pace = programs.Pace(jnp.int32(num_steps), jnp.int32(max_idle), jnp.asarray(np.array(self._is_cut)))
         speculation = self._config.speculation
         per_step = 1 if speculation is None else speculation.num_tokens + 1
         self._state, report = programs.decode(
@@ -177,7 +179,7 @@ class Slots:
             self._batch,
             self._state,
             speculation,
-            limits,
+            pace,
             num_columns=self._config.steps_per_chunk * per_step,
             options=self._options,
         )
@@ -225,45 +227,3 @@ class Slots:
             # As many pieces as there are tokens: one width serves all.
             return self.capacity, chunk_size
         return bucket(max(num_tokens, MIN_PROMPT_WIDTH), self.capacity), None
-
-
-def _looks_back_at(batch: SamplingBatch) -> tuple[bool, bool, int]:
-    """What settles the shapes of a history."""
-    num_words = 0 if batch.bad_words is None else batch.bad_words.shape[2]
-    return batch.repetition_penalty is not None, batch.has_penalties, num_words
-
-
-def _sizes(row: SamplingParams) -> tuple[int, ...]:
-    """What settles the shapes of a row's settings."""
-    words = row.bad_words or ()
-    lists = (row.stop_token_ids or (), row.logit_bias or {}, row.allowed_token_ids or (), words)
-    penalties = (row.repetition_penalty != 1, row.frequency_penalty != 0, row.presence_penalty != 0)
-    is_withheld = row.min_tokens > 0
-    return (*map(len, lists), max(map(len, words), default=0), *penalties, is_withheld, row.ignore_eos)
-
-
-def _arrivals(placed: dict[int, Completion], num_slots: int, group_size: int, width: int) -> Arrivals:
-    slots_of: dict[tuple[int, ...], list[int]] = {}
-    for slot, completion in placed.items():
-        slots_of.setdefault(completion.request.prompt_token_ids, []).append(slot)
-    prompts = list(slots_of)
-    num_rows = -(-num_slots // group_size) * group_size
-    lengths: np.ndarray = np.ones(num_rows, np.int32)
-    lengths[: len(prompts)] = [len(prompt) for prompt in prompts]
-    sources, slots = (np.zeros(num_slots, np.int32) for _ in range(2))
-    sources[: len(placed)] = [source for source, prompt in enumerate(prompts) for _ in slots_of[prompt]]
-    slots[: len(placed)] = [slot for prompt in prompts for slot in slots_of[prompt]]
-    return Arrivals(
-        _rectangle(prompts, num_rows, width),
-        *map(jnp.asarray, (lengths, sources, slots)),
-        num_prompts=jnp.int32(len(prompts)),
-        num_rows=jnp.int32(len(placed)),
-    )
-
-
-def _rectangle(rows: Sequence[Sequence[int]], num_rows: int, width: int) -> jax.Array:
-    # Anew each time: a running program may still read the one before.
-    cells: np.ndarray = np.zeros((num_rows, width), np.int32)
-    for row, values in zip(cells, rows, strict=False):
-        row[: len(values)] = values
-    return jnp.asarray(cells)
