@@ -175,12 +175,19 @@ def run(
     num_steps: int | Int[Array, ""],
     options: StepOptions,
     speculation: Speculation | None = None,
+    max_idle: int | Int[Array, ""] | None = None,
 ) -> tuple[Decoding, Recording]:
-    """Up to `num_steps` steps, and fewer where every row ends before; each new token is recorded. Runs under jit."""
+    """Up to `num_steps` steps, and fewer where every row ends before; each new token is recorded. Runs under jit.
+
+    Where others wait for a row, the loop also ends as soon as more than `max_idle` rows have ended.
+    """
 
     def is_going(carry: tuple[Decoding, Recording, Array]) -> Bool[Array, ""]:
         state, _, done = carry
-        return state.is_running.any() & (done < num_steps)
+        is_useful = state.is_running.any()
+        if max_idle is not None:
+            is_useful &= (~state.is_running).sum(dtype=jnp.int32) <= max_idle
+        return is_useful & (done < num_steps)
 
     def go(carry: tuple[Decoding, Recording, Array]) -> tuple[Decoding, Recording, Array]:
         before, recording, done = carry

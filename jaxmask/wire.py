@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Integer
+from jaxtyping import Array, Float, Int, Integer
 
 from jaxmask import ragged
 from jaxmask.drawn import TopLogprobs
@@ -88,12 +88,26 @@ def to_logprob_dicts(
 
     Source: vLLM, `logprobs` of a completion.
     """
+    leaves = (token_ids, logprobs, ranks, top.token_ids, top.logprobs)
+    drawn_ids, values, own_ranks, top_ids, top_values = map(np.asarray, leaves)
+    return logprob_dicts(drawn_ids, values, own_ranks, top_ids, top_values, num)
+
+
+def logprob_dicts(
+    token_ids: Int[np.ndarray, " R"],
+    logprobs: Float[np.ndarray, " R"],
+    ranks: Int[np.ndarray, " R"],
+    top_ids: Int[np.ndarray, "R N"],
+    top_values: Float[np.ndarray, "R N"],
+    num: int | None = None,
+) -> list[dict[int, Logprob]]:
+    """`to_logprob_dicts` of arrays on the host."""
     dicts = []
-    tops = zip(np.asarray(top.token_ids).tolist(), np.asarray(top.logprobs).tolist(), strict=True)
-    drawn = zip(*(np.asarray(values).tolist() for values in (token_ids, logprobs, ranks)), strict=True)
-    for (token_id, logprob, rank), (top_ids, top_values) in zip(drawn, tops, strict=True):
+    tops = zip(top_ids[:, :num].tolist(), top_values[:, :num].tolist(), strict=True)
+    drawn = zip(token_ids.tolist(), logprobs.tolist(), ranks.tolist(), strict=True)
+    for (token_id, logprob, rank), (some_ids, some_values) in zip(drawn, tops, strict=True):
         entries = {token_id: Logprob(logprob, rank)} if math.isfinite(logprob) else {}
-        for position, (top_id, value) in enumerate(zip(top_ids[:num], top_values[:num], strict=True)):
+        for position, (top_id, value) in enumerate(zip(some_ids, some_values, strict=True)):
             if math.isfinite(value):
                 entries.setdefault(top_id, Logprob(value, position + 1))
         dicts.append(entries)
