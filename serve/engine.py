@@ -15,7 +15,7 @@ import jax
 from jaxmask import SamplingParams
 from jaxmask.rollout import Finish
 from serve.completions import Answer, Completion, eos_token_ids
-from serve.config import EngineConfig, default_params, derived_seeds
+from serve.config import EngineConfig, default_params, derived_seeds, most_tokens
 from serve.outputs import RequestOutput
 from serve.report import Reading
 from serve.requests import Limits, Request, TokenIds
@@ -54,9 +54,7 @@ class Engine:
           ValueError: max_model_len beyond what the model can read.
         """
         self.config = EngineConfig() if config is None else config
-        most = self.config.max_model_len or model.max_length
-        if not 2 <= most <= model.max_length:
-            raise ValueError(f"max_model_len must be in [2, {model.max_length}], what the model can read, got {most}.")
+        most = most_tokens(model, self.config)
         self.limits = Limits(self.config, vocab_size or model.vocab_size, most, tokenizer)
         self.default_params = default_params(generation_defaults or {})
         self.counters = Counters()
