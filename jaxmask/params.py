@@ -43,7 +43,8 @@ class SamplingParams:
       seed: 64-bit integer; None or -1 draws one.
       max_tokens: at least 1; None leaves the limit to the caller.
       min_tokens: EOS and stop ids cannot be drawn before this many tokens; in [0, max_tokens].
-      stop: string or strings that end the text; honoured where there is a tokenizer (the serving layer).
+      stop: string or strings that end the text; honoured where there is a tokenizer (the serving layer). The text is
+        cut there, the token that completes one is kept whole.
       stop_token_ids: ids that end the completion; they are kept as its last token.
       ignore_eos: do not end at the model's EOS ids.
       logprobs: number of top log-probabilities to report per token; -1 for all; None for none (serving layer).

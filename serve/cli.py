@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import itertools
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tyro
 
@@ -20,6 +22,9 @@ python -m serve generate --help lists the options."""
 NO_SERVER = "the HTTP server is not written yet; python -m serve generate MODEL PROMPT completes prompts offline"
 
 
+INTERRUPTED = 130
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs `python -m serve ARGV`; returns its exit code.
 
@@ -29,9 +34,11 @@ def main(argv: Sequence[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
-        return _run(list(argv))
+        code = _run(list(argv))
+        sys.stdout.flush()
+        return code
     except BrokenPipeError:
-        # Whoever read the output has gone; the interpreter would complain once more when it flushes.
+        # Whoever read the output has gone. The interpreter flushes once more, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError, ImportError) as error:
@@ -39,16 +46,32 @@ def main(argv: Sequence[str]) -> int:
     except (RuntimeError, MemoryError) as error:
         return _refuse(error, 1)
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
 
 
 def _run(argv: list[str]) -> int:
     if argv[:1] in (["-h"], ["--help"]):
         print(USAGE)
         return 0
-    if argv[:1] == ["generate"]:
-        return run(_parsed(argv[1:]))
-    raise ValueError(NO_SERVER)
+    if argv[:1] != ["generate"]:
+        raise ValueError(NO_SERVER)
+    options = _parsed(argv[1:])
+    with _uninterrupted():
+        importlib.import_module("jaxmask")
+    return run(options)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the end: interrupted while it loads, JAX's extension prints a traceback of its own."""
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def _parsed(argv: list[str]) -> GenerateOptions:

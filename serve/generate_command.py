@@ -54,7 +54,7 @@ class GenerateOptions:
     prompts: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PROMPT [PROMPT ...]")]
     temperature: float = 1.0
     top_k: int = 50
-    top_p: float = 1.0
+    top_p: float = 0.95
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     max_tokens: int = 64

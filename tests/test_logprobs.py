@@ -94,7 +94,7 @@ def test_tokens_outside_the_support_are_not_listed():
         raise ValueError(constant)
 
     text = json.dumps(dicts(drawn), allow_nan=False)
-    assert json.loads(text, parse_constant=refuse)[0] == {"1": [0.0, 1]}
+    assert json.loads(text, parse_constant=refuse)[0] == {"1": [0.0, 1, None]}
 
 
 def test_a_row_without_a_token_lists_none():

@@ -4,11 +4,12 @@ from models.text_stream import TextStream
 
 
 class Pieces:
-    """Pieces are strings, single bytes for byte fallback, or special where they begin with "<|"."""
+    """Pieces are strings, bytes (single ones are those of byte fallback), or special where they begin with "<|"."""
 
     def __init__(self, *pieces):
         self._pieces = pieces
-        self.byte_tokens = {token_id: piece[0] for token_id, piece in enumerate(pieces) if isinstance(piece, bytes)}
+        single = [isinstance(piece, bytes) and len(piece) == 1 for piece in pieces]
+        self.byte_tokens = {token_id: pieces[token_id][0] for token_id, is_byte in enumerate(single) if is_byte}
 
     def is_shown(self, token_id, skip_special_tokens):
         piece = self._pieces[token_id]

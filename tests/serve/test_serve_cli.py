@@ -1,6 +1,9 @@
 import json
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from stub_llm import MASK, PIECES, StubLLM
@@ -9,7 +12,7 @@ import serve
 from serve import cli
 from serve.outputs import SamplingMask
 
-ROOT = str(cli.__file__).rsplit("/", 2)[0]
+ROOT = Path(cli.__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +91,7 @@ def test_masks_are_on_and_bounded_by_top_k(llms):
     }
     prompts, params = llm.asked
     assert prompts == ["one", "two"]
-    assert (params.top_k, params.max_tokens, params.return_sampling_mask) == (50, 64, None)
+    assert (params.top_k, params.top_p, params.max_tokens, params.return_sampling_mask) == (50, 0.95, 64, None)
 
 
 @pytest.mark.parametrize("top_k", ["0", "-1"])
@@ -214,6 +217,33 @@ def test_the_command_line_is_read_before_jax_is_imported():
         )
         assert done.stdout.splitlines()[-1] == "False", done
         assert done.returncode == (0 if argv == ["--help"] else 2)
+
+
+def test_an_interrupt_while_jax_loads_waits_for_it(monkeypatch, capsys, llms):
+    loaded = []
+
+    def load(name):
+        signal.raise_signal(signal.SIGINT)
+        loaded.append(name)
+
+    handler = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(cli.importlib, "import_module", load)
+    assert cli.main(["generate", "model", "text"]) == 130
+    assert capsys.readouterr() == ("", "")
+    assert loaded == ["jaxmask"]
+    assert not llms
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_leaves_hears_no_complaint(unbuffered):
+    command = [sys.executable, "-m", "serve", "--help"]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_public_names(monkeypatch):

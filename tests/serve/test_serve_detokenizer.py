@@ -125,6 +125,20 @@ def test_stop_strings_wait_for_min_tokens(min_tokens, text, num_tokens):
         assert (found.text, found.num_tokens) == (text, num_tokens)
 
 
+def test_a_stop_string_that_overlaps_one_within_min_tokens():
+    tokenizer, ids = pieces_and_ids("aa", "a", "a")
+    found = Detokenizer(tokenizer, SamplingParams(stop="aa", min_tokens=1))
+    assert found.push(ids)
+    assert (found.text, found.num_tokens) == ("a", 2)
+
+
+def test_half_a_character_behind_a_stop_string_is_dropped():
+    found = Detokenizer(Pieces(b"a end\xc4"), SamplingParams(stop="end"))
+    assert found.push([0])
+    assert found.finish()
+    assert found.text == found.delta() == "a "
+
+
 def test_the_text_of_a_stop_id():
     tokenizer = Pieces("one", "END", "<|eos|>")
     for include, text in ((False, "one"), (True, "oneEND")):
