@@ -14,14 +14,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
 from jaxmask.batch import SamplingBatch
-from jaxmask.drawn import Sample, TopLogprobs
+from jaxmask.drawn import Sample
 from jaxmask.history import History
 from jaxmask.model import Model
 from jaxmask.recording import NewTokens, Recording
 from jaxmask.rollout import Finish
 from jaxmask.sampling import sample
 from jaxmask.speculation import Read, Speculation, verify
-from jaxmask.support import Support
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,29 +226,4 @@ def _accepted(
     is_reached &= places <= first_end
     counts = (is_reached & drawn.is_valid).sum(axis=1, dtype=jnp.int32)
     finish = jnp.where(is_reached, ends, Finish.RUNNING).max(axis=1)
-    new = _padded(drawn, places < counts[:, None], counts, batch.vocab_size, options.pad_token_id)
-    return new, jnp.where(state.is_running, finish, state.finish)
-
-
-def _padded(
-    drawn: Sample, is_kept: Bool[Array, "B C"], counts: Int[Array, " B"], vocab_size: int, pad_token_id: int
-) -> NewTokens:
-    support, top, ranks = drawn.support, drawn.top, drawn.ranks
-    return NewTokens(
-        token_ids=jnp.where(is_kept, drawn.token_ids, pad_token_id),
-        logprobs=jnp.where(is_kept, drawn.logprobs, 0.0),
-        support=Support(
-            jnp.where(is_kept[:, :, None], support.token_ids, vocab_size),
-            jnp.where(is_kept, support.counts, 0),
-            None if support.packed is None else jnp.where(is_kept[:, :, None], support.packed, jnp.uint8(0)),
-            vocab_size,
-        ),
-        counts=counts,
-        ranks=None if ranks is None else jnp.where(is_kept, ranks, 0),
-        top=None
-        if top is None
-        else TopLogprobs(
-            jnp.where(is_kept[:, :, None], top.token_ids, vocab_size),
-            jnp.where(is_kept[:, :, None], top.logprobs, -jnp.inf),
-        ),
-    )
+    return NewTokens.first(counts, drawn, options.pad_token_id), jnp.where(state.is_running, finish, state.finish)

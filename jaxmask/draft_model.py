@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxmask.batch import SamplingBatch
+from jaxmask.params import check_count
 from jaxmask.speculation import Draw, Read
 
 
@@ -27,6 +28,10 @@ class DraftModel:
 
     model: Any
     num_tokens: int = dataclasses.field(default=4, metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        check_count("num_tokens", self.num_tokens)
 
     def start(
         self, prompt_ids: Int[Array, "P S"], prompt_lengths: Int[Array, " P"], *, max_new_tokens: int, group_size: int

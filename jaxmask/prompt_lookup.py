@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxmask.batch import SamplingBatch
+from jaxmask.params import check_count
 from jaxmask.speculation import Draw, Read
 
 
@@ -40,8 +41,8 @@ class PromptLookup:
 
     def __post_init__(self) -> None:
         """Checks the fields."""
-        if not self.num_tokens >= 1:
-            raise ValueError(f"num_tokens must be at least 1, got {self.num_tokens}.")
+        check_count("num_tokens", self.num_tokens)
+        check_count("max_ngram", self.max_ngram)
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise ValueError(f"min_ngram must be in [1, max_ngram={self.max_ngram}], got {self.min_ngram}.")
 

@@ -6,7 +6,8 @@ Plain NumPy without a loop over ids, and never a whole row of the vocabulary: th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int, Integer, UInt
@@ -134,6 +135,11 @@ def from_cells(
         _check_held(counts, np.bincount(kept_rows, minlength=len(counts)), wide_rows)
         ids[np.repeat(is_wide, counts)] = kept
     return ids, offsets
+
+
+def nested(rows: Iterator[list[int]], shape: tuple[int, ...]) -> list[Any]:
+    """The rows in turn, as lists nested like the axes of a shape; the next row itself where there are none."""
+    return [nested(rows, shape[1:]) for _ in range(shape[0])] if shape else next(rows)
 
 
 def _as_list(row: Sequence[int], what: str, index: int, name: Name) -> list[int]:

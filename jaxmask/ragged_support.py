@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from jaxmask import ragged
 from jaxmask.params import check_count
 from jaxmask.support import Support
 
@@ -18,7 +21,7 @@ MAX_IDS = 2**30
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RaggedSupport:
-    """Kept ids of tokens [B, T], in the order in which they were written; one pool for all rows.
+    """Kept ids of tokens, in the order in which they were written; one pool for all rows.
 
     A token's ids are `token_ids[offsets : offsets + counts]`, ascending. Four bytes an id and eight a token, where a
     `Support` takes 4 W + 4 bytes a token.
@@ -33,8 +36,8 @@ class RaggedSupport:
     """
 
     token_ids: Int[Array, " N"]
-    offsets: Int[Array, "B T"]
-    counts: Int[Array, "B T"]
+    offsets: Int[Array, "*B"]
+    counts: Int[Array, "*B"]
     num_used: Int[Array, ""]
     width: int = dataclasses.field(metadata={"static": True})
     vocab_size: int = dataclasses.field(metadata={"static": True})
@@ -67,7 +70,7 @@ class RaggedSupport:
         places = jnp.arange(columns.shape[1], dtype=jnp.int32)[None, :]
         sizes = jnp.where(places < counts[:, None], support.counts, 0)
         ends = self.num_used + jnp.cumsum(sizes.reshape(-1), dtype=jnp.int32).reshape(sizes.shape)
-        has_room = ends <= self.token_ids.shape[0]
+        has_room = (ends <= self.token_ids.shape[0]) | (sizes == 0)
         num_kept = jnp.minimum(counts, jnp.where(has_room, places.shape[1], places).min(axis=1))
         is_kept = places < num_kept[:, None]
         begins = ends - sizes
@@ -90,20 +93,29 @@ class RaggedSupport:
         return written, num_kept
 
     def to_support(self) -> Support:
-        """The same supports as cells [B, T, W]. Runs under jit."""
-        cells = jnp.arange(self.width, dtype=jnp.int32)
+        """The same supports as cells [*B, W]. Runs under jit."""
+        shape = (*self.counts.shape, self.width)
+        cells = jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1)
         is_id = cells < self.counts[..., None]
         index = jnp.where(is_id, self.offsets[..., None] + cells, 0)
         return Support(jnp.where(is_id, self.token_ids[index], self.vocab_size), self.counts, None, self.vocab_size)
 
-    def to_lists(self) -> list[list[list[int]]]:
-        """Kept ids of each token of each row, on the host."""
+    def to_lists(self) -> list[Any]:
+        """Ascending ids on the host, as lists nested like the leading axes."""
         pool, offsets, counts = (np.asarray(leaf) for leaf in (self.token_ids, self.offsets, self.counts))
-        return [
-            [pool[begin : begin + size].tolist() for begin, size in zip(row, sizes, strict=True)]
-            for row, sizes in zip(offsets, counts, strict=True)
-        ]
+        places = zip(offsets.reshape(-1).tolist(), counts.reshape(-1).tolist(), strict=True)
+        return ragged.nested((pool[begin : begin + size].tolist() for begin, size in places), counts.shape)
 
-    def __getitem__(self, rows: slice) -> RaggedSupport:
-        """The supports of some rows; the pool stays whole."""
-        return dataclasses.replace(self, offsets=self.offsets[rows], counts=self.counts[rows])
+    def __getitem__(self, index: Any) -> RaggedSupport:
+        """The supports at an index of the leading axes; the pool stays whole."""
+        return dataclasses.replace(self, offsets=self.offsets[index], counts=self.counts[index])
+
+    def rows(self, first: Int[Array, ""] | int, num_rows: int) -> RaggedSupport:
+        """The supports of `num_rows` rows from `first` on; the pool stays whole. Runs under jit."""
+        cut = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=first, slice_size=num_rows)
+        return dataclasses.replace(self, offsets=cut(self.offsets), counts=cut(self.counts))
+
+
+def as_cells(support: Support | RaggedSupport) -> Support:
+    """The supports as cells, however they are stored."""
+    return support if isinstance(support, Support) else support.to_support()

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmask.batch import SamplingBatch
-from jaxmask.drawn import TopLogprobs
+from jaxmask.drawn import Sample, TopLogprobs
 from jaxmask.ragged_support import RaggedSupport
 from jaxmask.sampling import needs_bits
 from jaxmask.support import Support
@@ -36,6 +36,29 @@ class NewTokens:
     counts: Int[Array, " B"]
     ranks: Int[Array, "B C"] | None = None
     top: TopLogprobs | None = None
+
+    @classmethod
+    def first(cls, counts: Int[Array, " B"], drawn: Sample, pad_token_id: int) -> NewTokens:
+        """The first counts[b] of the tokens [B, C] that each row drew."""
+        support, top, ranks, V = drawn.support, drawn.top, drawn.ranks, drawn.support.vocab_size
+        is_kept = jnp.arange(drawn.token_ids.shape[1], dtype=jnp.int32)[None, :] < counts[:, None]
+        in_cells = is_kept[:, :, None]
+        kept = Support(
+            jnp.where(in_cells, support.token_ids, V),
+            jnp.where(is_kept, support.counts, 0),
+            None if support.packed is None else jnp.where(in_cells, support.packed, jnp.uint8(0)),
+            V,
+        )
+        if top is not None:
+            top = TopLogprobs(jnp.where(in_cells, top.token_ids, V), jnp.where(in_cells, top.logprobs, -jnp.inf))
+        return cls(
+            token_ids=jnp.where(is_kept, drawn.token_ids, pad_token_id),
+            logprobs=jnp.where(is_kept, drawn.logprobs, 0.0),
+            support=kept,
+            counts=counts,
+            ranks=None if ranks is None else jnp.where(is_kept, ranks, 0),
+            top=top,
+        )
 
 
 @jax.tree_util.register_dataclass

@@ -15,6 +15,7 @@ from jaxmask import shards
 from jaxmask.batch import SamplingBatch
 from jaxmask.edits import EditTerms, apply_edits
 from jaxmask.history import History
+from jaxmask.ragged_support import as_cells
 from jaxmask.rollout import Rollout
 
 
@@ -58,7 +59,7 @@ class Replay:
             terms = EditTerms.for_ids(batch, history, jnp.broadcast_to(index, drawn_ids.shape), kept_ids)
             return None if history is None else history.append(drawn_ids, is_drawn), terms
 
-        columns = (rollout.support.token_ids, rollout.token_ids, rollout.token_mask)
+        columns = (as_cells(rollout.support).token_ids, rollout.token_ids, rollout.token_mask)
         steps = jnp.arange(rollout.token_ids.shape[1], dtype=jnp.int32)
         _, terms = jax.lax.scan(step, history, (steps, *(jnp.moveaxis(column, 1, 0) for column in columns)))
         terms = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), terms)

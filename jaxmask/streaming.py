@@ -109,8 +109,15 @@ def _start(
     max_new_tokens: int,
     prefill_chunk_size: int | None,
 ) -> Decoding:
-    options = {"max_new_tokens": max_new_tokens, "prefill_chunk_size": prefill_chunk_size, "speculation": speculation}
-    return decoding.start(model, batch, prompt_ids, prompt_lengths, **options)
+    return decoding.start(
+        model,
+        batch,
+        prompt_ids,
+        prompt_lengths,
+        max_new_tokens=max_new_tokens,
+        prefill_chunk_size=prefill_chunk_size,
+        speculation=speculation,
+    )
 
 
 @functools.partial(jax.jit, static_argnames="options", donate_argnames="state")

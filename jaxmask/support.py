@@ -171,12 +171,7 @@ class Support:
         flat = self.reshape(-1)
         packed = None if flat.packed is None else np.asarray(flat.packed)
         ids, offsets = ragged.from_cells(np.asarray(flat.token_ids), np.asarray(flat.counts), packed, self.vocab_size)
-        rows = (ids[start:end].tolist() for start, end in itertools.pairwise(offsets))
-
-        def nest(sizes: tuple[int, ...]) -> list[Any]:
-            return [nest(sizes[1:]) for _ in range(sizes[0])] if sizes else next(rows)
-
-        return nest(self.shape)
+        return ragged.nested((ids[start:end].tolist() for start, end in itertools.pairwise(offsets)), self.shape)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

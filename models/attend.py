@@ -4,16 +4,15 @@ import importlib
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from models.attention import (
     Scoring,
     Slots,
-    attention,
     causal_attention,
     causal_mask,
     ordered_attention,
-    token_attention,
+    slot_attention,
     visible,
 )
 from models.cache import KVCache
@@ -90,16 +89,15 @@ def attend_cache(
       config: of the decoder.
     """
     window, scoring = config.window_of(layer), scoring_of(config)
-    own = Slots(cache.keys[layer], cache.values[layer], visible(positions, cache.positions(layer, lengths), window))
+    keys, values = cache.keys[layer], cache.values[layer]
+    is_seen = visible(positions, cache.positions(layer, lengths), window)
     if config.fixed_order:
-        return ordered_attention(queries, own.keys, own.values, own.is_seen, scoring)
-    shared = None
+        return ordered_attention(queries, keys.transpose(0, 3, 1, 2), values.swapaxes(1, 2), is_seen, scoring)
+    parts = [Slots(keys, values, is_seen)]
     if cache.prompt is not None:
         is_seen = visible(positions, cache.prompt_positions(layer), window)
-        shared = Slots(cache.prompt.keys[layer], cache.prompt.values[layer], is_seen)
-    if queries.shape[1] > 1:
-        return attention(queries, *_joined(own, shared), scoring)
-    return token_attention(queries[:, 0], own, shared, scoring)[:, None]
+        parts.append(Slots(cache.prompt.keys[layer], cache.prompt.values[layer], is_seen))
+    return slot_attention(queries, parts, scoring)
 
 
 def scoring_of(config: DecoderConfig) -> Scoring:
@@ -112,15 +110,3 @@ def _is_for_cudnn(queries: Float[Array, "B T H Hd"], scoring: Scoring) -> bool:
     # cuDNN's flash attention: 16-bit floats; heads of at most 128 on every card that has it.
     fits = queries.dtype in (jnp.bfloat16, jnp.float16) and queries.shape[-1] % 8 == 0 and queries.shape[-1] <= 128
     return fits and scoring.softcap is None and jax.default_backend() == "gpu"
-
-
-def _joined(own: Slots, shared: Slots | None) -> tuple[Array, Array, Bool[Array, "B C S"]]:
-    """Keys, values and what is seen of them, the shared slots first, each row with its own copy."""
-    if shared is None:
-        return own.keys, own.values, own.is_seen
-    copies = own.keys.shape[0] // shared.keys.shape[0]
-    parts = [
-        jnp.concatenate([jnp.repeat(one.swapaxes(1, 2), copies, axis=0), other], axis=1)
-        for one, other in ((shared.keys, own.keys), (shared.values, own.values))
-    ]
-    return parts[0], parts[1], jnp.concatenate([shared.is_seen, own.is_seen], axis=2)

@@ -1,9 +1,10 @@
-"""Attention as pure functions of arrays: many queries at once, one per row against a cache, and in a fixed order.
+"""Attention as pure functions of arrays: of a sequence to itself, to the slots of a cache, and in a fixed order.
 
 Query head h reads key-value head h // (H / K). Scores and softmax are float32. A query that sees nothing is the
 caller's mistake and gives NaN.
 """
 
+import functools
 from dataclasses import dataclass
 
 import jax
@@ -66,19 +67,7 @@ def attention(
     are plain batched ones; what is divided by the softmax's sum is the result, which is smaller than the weights. At
     512 tokens of SmolLM2's heads this takes 0.40 of the time of products in place (jax 0.10.2 on a CPU).
     """
-    num_rows, num_queries, num_heads, head_dim = queries.shape
-    num_kv_heads, num_keys = keys.shape[2], keys.shape[1]
-    grouped = queries.reshape(num_rows, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    by_head = grouped.transpose(0, 2, 3, 1, 4).reshape(num_rows, num_kv_heads, -1, head_dim)
-    options = {"precision": PRECISION, "preferred_element_type": jnp.float32}
-    products = jnp.einsum("bkgh,bksh->bkgs", by_head, keys.swapaxes(1, 2), **options)
-    scores = scoring(products.reshape(num_rows, num_kv_heads, -1, num_queries, num_keys))
-    scores = jnp.where(jnp.broadcast_to(visible_mask[:, None, None], scores.shape), scores, -jnp.inf)
-    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
-    flat = weights.astype(values.dtype).reshape(num_rows, num_kv_heads, -1, num_keys)
-    mixed = jnp.einsum("bkgs,bksh->bkgh", flat, values.swapaxes(1, 2), **options)
-    mixed = mixed.reshape(*weights.shape[:-1], head_dim) / weights.sum(axis=-1, keepdims=True)
-    return mixed.transpose(0, 3, 1, 2, 4).reshape(queries.shape).astype(values.dtype)
+    return slot_attention(queries, [Slots(keys.transpose(0, 2, 3, 1), values.swapaxes(1, 2), visible_mask)], scoring)
 
 
 def causal_attention(
@@ -110,69 +99,67 @@ class Slots:
     """Keys and values that tokens look at.
 
     Attributes:
-      keys: rotated; of each row, or with heads before slots of each group of rows.
-      values: as the keys.
+      keys: rotated; of each row, or of each of P groups of B / P neighbouring rows.
+      values: of the same.
       is_seen: which slots each query sees.
     """
 
-    keys: Float[Array, "R _ _ Hd"]
-    values: Float[Array, "R _ _ Hd"]
-    is_seen: Bool[Array, "B T S"]
+    keys: Float[Array, "P K Hd S"]
+    values: Float[Array, "P K S Hd"]
+    is_seen: Bool[Array, "#B T S"]
 
 
-def token_attention(
-    queries: Float[Array, "B H Hd"], own: Slots, shared: Slots | None, scoring: Scoring
-) -> Float[Array, "B H Hd"]:
-    """As `attention` for one query per row, over the row's own slots and those it shares with its group.
+def slot_attention(queries: Float[Array, "B T H Hd"], parts: list[Slots], scoring: Scoring) -> Float[Array, "B T H Hd"]:
+    """As `attention` over all slots of one or more parts, such as a row's own and those it shares with its group.
 
-    Args:
-      queries: one per row.
-      own: keys and values [B, S, K, Hd]. Products are summed in float32 in place of matrix products: XLA:CPU fuses the
-        sums and reads the cache as it lies, where products would first copy it transposed. One SmolLM2 decode step at
-        32 rows of 256 slots takes 119 and 109 ms against 146 and 119 (jax 0.10.2 and 0.12.0).
-      shared: keys and values [P, K, S, Hd] of P groups of B / P neighbouring rows, or None. They are read once for a
-        group, as a matrix product.
-      scoring: scale and soft-cap.
+    The queries of a group are rows of one matrix, so that shared slots are read once for all of them. The parts are
+    joined by their maxima and sums.
     """
-    num_rows, num_heads, head_dim = queries.shape
-    num_kv_heads = own.keys.shape[2]
-    grouped = queries.reshape(num_rows, 1, num_kv_heads, num_heads // num_kv_heads, head_dim).astype(jnp.float32)
-    scores = scoring(jnp.sum(grouped * own.keys[:, :, :, None].astype(jnp.float32), axis=-1))
-    is_seen = jnp.broadcast_to(own.is_seen[:, 0, :, None, None], scores.shape)
-    scores = jnp.where(is_seen, scores, -jnp.inf)
-    values = own.values[:, :, :, None].astype(jnp.float32)
-    if shared is None:
-        mixed = jnp.sum(jax.nn.softmax(scores, axis=1)[..., None] * values, axis=1)
-        return mixed.reshape(queries.shape).astype(own.values.dtype)
-    group_scores = _group_scores(grouped[:, 0], shared, scoring)
-    highest = jnp.maximum(scores.max(axis=1), group_scores.max(axis=-1))
-    weights = jnp.exp(scores - highest[:, None])
-    group_weights = jnp.exp(group_scores - highest[..., None])
-    total = weights.sum(axis=1) + group_weights.sum(axis=-1)
-    mixed = jnp.sum(weights[..., None] * values, axis=1) + _group_values(group_weights, shared)
-    return (mixed / total[..., None]).reshape(queries.shape).astype(own.values.dtype)
+    grouped = _by_kv_head(queries, parts[0].keys.shape[1])
+    scores = [_scores(grouped, part, scoring) for part in parts]
+    maxima = [one.max(axis=-1, keepdims=True) for one in scores]
+    highest = jax.lax.stop_gradient(functools.reduce(jnp.maximum, maxima))
+    weights = [jnp.exp(one - highest) for one in scores]
+    total = functools.reduce(jnp.add, [one.sum(axis=-1, keepdims=True) for one in weights])
+    mixed = functools.reduce(jnp.add, [_mixed(*pair) for pair in zip(weights, parts, strict=True)])
+    return _by_token(mixed / total).astype(parts[0].values.dtype)
 
 
-def _group_scores(queries: Float[Array, "B K Q Hd"], shared: Slots, scoring: Scoring) -> Float[Array, "B K Q S"]:
-    """Of the shared slots; the rows of a group are further rows of one matrix."""
-    num_rows, num_kv_heads, num_queries, head_dim = queries.shape
-    num_groups = shared.keys.shape[0]
-    by_group = queries.reshape(num_groups, -1, num_kv_heads, num_queries, head_dim).swapaxes(1, 2)
-    flat = by_group.reshape(num_groups, num_kv_heads, -1, head_dim)
-    products = jnp.einsum("pkgh,pksh->pkgs", flat, shared.keys.astype(jnp.float32), precision=PRECISION)
-    by_row = products.reshape(num_groups, num_kv_heads, -1, num_queries, products.shape[-1]).swapaxes(1, 2)
-    scores = scoring(by_row.reshape(num_rows, num_kv_heads, num_queries, -1))
-    return jnp.where(jnp.broadcast_to(shared.is_seen[:, :, None], scores.shape), scores, -jnp.inf)
+def _by_kv_head(queries: Float[Array, "B T H Hd"], num_kv_heads: int) -> Float[Array, "B K G T Hd"]:
+    """The G query heads of each key-value head side by side, heads before tokens."""
+    num_rows, num_queries, _, head_dim = queries.shape
+    return queries.reshape(num_rows, num_queries, num_kv_heads, -1, head_dim).transpose(0, 2, 3, 1, 4)
 
 
-def _group_values(weights: Float[Array, "B K Q S"], shared: Slots) -> Float[Array, "B K Q Hd"]:
-    num_rows, num_kv_heads, num_queries, num_slots = weights.shape
-    num_groups = shared.keys.shape[0]
-    by_group = weights.reshape(num_groups, -1, num_kv_heads, num_queries, num_slots).swapaxes(1, 2)
-    flat = by_group.reshape(num_groups, num_kv_heads, -1, num_slots)
-    mixed = jnp.einsum("pkgs,pksh->pkgh", flat, shared.values.astype(jnp.float32), precision=PRECISION)
-    by_row = mixed.reshape(num_groups, num_kv_heads, -1, num_queries, mixed.shape[-1]).swapaxes(1, 2)
-    return by_row.reshape(num_rows, num_kv_heads, num_queries, -1)
+def _by_token(mixed: Float[Array, "B K G T Hd"]) -> Float[Array, "B T H Hd"]:
+    num_rows, _, _, num_queries, head_dim = mixed.shape
+    return mixed.transpose(0, 3, 1, 2, 4).reshape(num_rows, num_queries, -1, head_dim)
+
+
+def _scores(queries: Float[Array, "B K G T Hd"], slots: Slots, scoring: Scoring) -> Float[Array, "B K G T S"]:
+    """float32 scores, -inf where a key is not seen."""
+    flat = _by_group(queries, slots.keys.shape[0])
+    products = jnp.einsum("pkgh,pkhs->pkgs", flat, slots.keys, precision=PRECISION, preferred_element_type=jnp.float32)
+    scores = scoring(_by_row(products, queries.shape))
+    return jnp.where(jnp.broadcast_to(slots.is_seen[:, None, None], scores.shape), scores, -jnp.inf)
+
+
+def _mixed(weights: Float[Array, "B K G T S"], slots: Slots) -> Float[Array, "B K G T Hd"]:
+    """float32 sums of values, weighted."""
+    flat = _by_group(weights.astype(slots.values.dtype), slots.values.shape[0])
+    mixed = jnp.einsum("pkgs,pksh->pkgh", flat, slots.values, precision=PRECISION, preferred_element_type=jnp.float32)
+    return _by_row(mixed, weights.shape)
+
+
+def _by_group(x: Float[Array, "B K G T N"], num_groups: int) -> Float[Array, "P K _ N"]:
+    num_kv_heads, size = x.shape[1], x.shape[-1]
+    return x.reshape(num_groups, -1, *x.shape[1:]).swapaxes(1, 2).reshape(num_groups, num_kv_heads, -1, size)
+
+
+def _by_row(x: Float[Array, "P K _ N"], shape: tuple[int, ...]) -> Float[Array, "B K G T N"]:
+    """Back from `_by_group`, where arrays had this shape but for the last axis."""
+    num_groups, num_kv_heads, _, size = x.shape
+    return x.reshape(num_groups, num_kv_heads, -1, *shape[2:4], size).swapaxes(1, 2).reshape(*shape[:4], size)
 
 
 def ordered_attention(

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from models.config import DecoderConfig
-from models.layer_slots import inserted, laid, laid_again, roomy, tokens_of_slots, written
+from models.layer_slots import KEYS, VALUES, inserted, laid, laid_again, roomy, tokens_of_slots, written
 
 
 @jax.tree_util.register_dataclass
@@ -25,12 +25,12 @@ class SharedPrompt:
     """What the rows of each group have in common; written once, by `KVCache.repeat`.
 
     Attributes:
-      keys: one array per layer; heads before slots, as matrix products like them.
+      keys: one array per layer, laid as in `KVCache`.
       values: one array per layer.
       lengths: tokens of each prompt.
     """
 
-    keys: tuple[Float[Array, "P K _ Hd"], ...]
+    keys: tuple[Float[Array, "P K Hd _"], ...]
     values: tuple[Float[Array, "P K _ Hd"], ...]
     lengths: Int[Array, " P"]
 
@@ -41,8 +41,8 @@ class KVCache:
     """What each row has read so far; written by prefill, extend and decode.
 
     Attributes:
-      keys: one array per layer, rotated to each token's position.
-      values: one array per layer.
+      keys: one array per layer, rotated to each token's position; heads and their dimensions before slots.
+      values: one array per layer, heads before slots.
       lengths: tokens of each row, shared ones included; also the position of the row's next token.
       prompt: what rows share with their group; None where they share nothing.
       capacity: tokens that a row can hold beside the shared ones; a full row is left as it is.
@@ -51,8 +51,8 @@ class KVCache:
       is_ordered: slots follow positions, whatever is shared and seen, for `DecoderConfig.fixed_order`.
     """
 
-    keys: tuple[Float[Array, "B _ K Hd"], ...]
-    values: tuple[Float[Array, "B _ K Hd"], ...]
+    keys: tuple[Float[Array, "B K Hd _"], ...]
+    values: tuple[Float[Array, "B K _ Hd"], ...]
     lengths: Int[Array, " B"]
     prompt: SharedPrompt | None
     capacity: int = field(metadata={"static": True})
@@ -73,12 +73,8 @@ class KVCache:
             _check_count(name, value)
         windows = tuple(config.window_of(layer) for layer in range(config.num_layers))
         empty = cls((), (), jnp.zeros(num_rows, jnp.int32), None, capacity, windows, chunk_size, config.fixed_order)
-        heads = (config.num_kv_heads, config.head_dim)
-
-        def slots() -> tuple[Array, ...]:
-            return tuple(jnp.zeros((num_rows, empty.num_slots(n), *heads), dtype) for n in range(config.num_layers))
-
-        return replace(empty, keys=slots(), values=slots())
+        keys, values = empty._no_tokens(num_rows, config.num_kv_heads, config.head_dim, dtype)
+        return replace(empty, keys=keys, values=values)
 
     def num_slots(self, layer: int) -> int:
         """Tokens of a row that a layer keeps, shared ones not counted."""
@@ -117,26 +113,21 @@ class KVCache:
             raise ValueError("the rows of this cache share a prompt already; a cache is repeated once")
         lengths = jnp.repeat(self.lengths, group_size)
         if self.is_ordered:
-            keys, values = (
-                tuple(roomy(leaf, group_size, capacity) for leaf in leaves) for leaves in (self.keys, self.values)
-            )
+            keys = tuple(roomy(leaf, group_size, capacity, KEYS) for leaf in self.keys)
+            values = tuple(roomy(leaf, group_size, capacity, VALUES) for leaf in self.values)
             return replace(self, keys=keys, values=values, lengths=lengths, capacity=self.capacity + capacity)
-        keys, values = (tuple(leaf.swapaxes(1, 2) for leaf in slots) for slots in (self.keys, self.values))
-        shared = SharedPrompt(keys, values, self.lengths)
         own = replace(self, capacity=capacity)
-
-        def slots(leaves: tuple[Array, ...]) -> tuple[Array, ...]:
-            shapes = [(lengths.shape[0], own.num_slots(n), *leaf.shape[2:]) for n, leaf in enumerate(leaves)]
-            return tuple(jnp.zeros(shape, leaf.dtype) for shape, leaf in zip(shapes, leaves, strict=True))
-
-        return replace(own, keys=slots(self.keys), values=slots(self.values), lengths=lengths, prompt=shared)
+        _, num_heads, head_dim, _ = self.keys[0].shape
+        keys, values = own._no_tokens(lengths.shape[0], num_heads, head_dim, self.keys[0].dtype)
+        shared = SharedPrompt(self.keys, self.values, self.lengths)
+        return replace(own, keys=keys, values=values, lengths=lengths, prompt=shared)
 
     def fill(
         self, layer: int, keys: Float[Array, "B T K Hd"], values: Float[Array, "B T K Hd"], lengths: Int[Array, " B"]
     ) -> "KVCache":
         """An empty cache with the first tokens of right-padded rows in a layer; `lengths` of the cache stay."""
         num_slots = self.num_slots(layer)
-        return self._with_layer(layer, laid(keys, lengths, num_slots), laid(values, lengths, num_slots))
+        return self._with_layer(layer, laid(keys, lengths, num_slots, KEYS), laid(values, lengths, num_slots, VALUES))
 
     def write(
         self, layer: int, keys: Float[Array, "B C K Hd"], values: Float[Array, "B C K Hd"], counts: Int[Array, " B"]
@@ -148,8 +139,8 @@ class KVCache:
         is_written = (places < counts[:, None]) & (tokens < self.capacity)
         # Past the last slot: dropped. The default would clamp a full row's write onto its last token.
         slots = jnp.where(is_written, tokens % num_slots, num_slots)
-        put = (written(self.keys[layer], keys, slots), written(self.values[layer], values, slots))
-        return self._with_layer(layer, *put)
+        new_keys = written(self.keys[layer], keys, slots, KEYS)
+        return self._with_layer(layer, new_keys, written(self.values[layer], values, slots, VALUES))
 
     def advance(self, counts: Int[Array, " B"]) -> "KVCache":
         """The cache after every layer wrote: rows are longer by their counts, up to the capacity."""
@@ -183,17 +174,16 @@ class KVCache:
         # Out of range on either side: dropped. Negative indices would count from the end.
         rows = jnp.where(rows < 0, self.lengths.shape[0], rows)
 
-        def put(mine: Array, theirs: Array) -> Array:
-            num_slots, num_given = mine.shape[1], theirs.shape[1]
-            is_alike = num_given == num_slots or num_given == other.capacity < num_slots
-            return inserted(mine, rows, theirs if is_alike else laid_again(theirs, other.lengths, num_slots))
+        def put(mine: Array, theirs: Array, axis: int) -> Array:
+            num_slots, num_given = mine.shape[axis], theirs.shape[axis]
+            if num_given != num_slots and not num_given == other.capacity < num_slots:
+                theirs = laid_again(theirs, other.lengths, num_slots, axis)
+            return inserted(mine, rows, theirs)
 
-        return replace(
-            self,
-            keys=tuple(map(put, self.keys, other.keys)),
-            values=tuple(map(put, self.values, other.values)),
-            lengths=self.lengths.at[rows].set(other.lengths, mode="drop"),
-        )
+        keys = [put(*leaves, KEYS) for leaves in zip(self.keys, other.keys, strict=True)]
+        values = [put(*leaves, VALUES) for leaves in zip(self.values, other.values, strict=True)]
+        lengths = self.lengths.at[rows].set(other.lengths, mode="drop")
+        return replace(self, keys=tuple(keys), values=tuple(values), lengths=lengths)
 
     def positions(self, layer: int, lengths: Int[Array, " B"]) -> Int[Array, "B S"]:
         """Position of the token in each own slot of a layer once rows have these lengths; below 0 where it is empty."""
@@ -205,8 +195,16 @@ class KVCache:
         """The same of the shared slots, for each row; there must be some."""
         assert self.prompt is not None
         lengths = self.prompt.lengths
-        tokens = tokens_of_slots(lengths, self.prompt.keys[layer].shape[2])
+        tokens = tokens_of_slots(lengths, self.prompt.keys[layer].shape[KEYS])
         return jnp.repeat(tokens, self.lengths.shape[0] // lengths.shape[0], axis=0)
+
+    def _no_tokens(
+        self, num_rows: int, num_heads: int, head_dim: int, dtype: DTypeLike
+    ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        """Keys and values of each layer for so many rows that have read nothing."""
+        counts = [self.num_slots(layer) for layer in range(len(self.windows))]
+        keys = tuple(jnp.zeros((num_rows, num_heads, head_dim, count), dtype) for count in counts)
+        return keys, tuple(jnp.zeros((num_rows, num_heads, count, head_dim), dtype) for count in counts)
 
     def _with_layer(self, layer: int, keys: Array, values: Array) -> "KVCache":
         new_keys, new_values = list(self.keys), list(self.values)
@@ -222,7 +220,7 @@ def _check_insert(cache: KVCache, rows: Int[Array, " P"], other: KVCache) -> Non
     if other.capacity > cache.capacity:
         raise ValueError(f"the other cache's capacity must be at most {cache.capacity}, got {other.capacity}")
     ours, theirs = (
-        (one.windows, one.is_ordered, [(*leaf.shape[2:], leaf.dtype.name) for leaf in one.keys])
+        (one.windows, one.is_ordered, [(*leaf.shape[1:3], leaf.dtype.name) for leaf in one.keys])
         for one in (cache, other)
     )
     if ours != theirs:

@@ -1,11 +1,15 @@
-"""Where tokens lie among the slots of one layer of a cache, as pure functions of its arrays [B, S, K, Hd].
+"""Where tokens lie among the slots of one layer of a cache, as pure functions of its keys or values.
 
-A token's slot is its index modulo the number of slots.
+Heads come first, so that each head's keys and its values are one matrix. Keys lie [B, K, Hd, S], values [B, K, S, Hd]:
+XLA:CPU multiplies both as they lie. A token's slot is its index modulo the number of slots.
 """
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+# The axis of slots.
+KEYS, VALUES = 3, 2
 
 
 def tokens_of_slots(counts: Int[Array, " B"], num_slots: int) -> Int[Array, "B S"]:
@@ -14,36 +18,49 @@ def tokens_of_slots(counts: Int[Array, " B"], num_slots: int) -> Int[Array, "B S
     return last - (last - jnp.arange(num_slots, dtype=jnp.int32)[None]) % num_slots
 
 
-def laid(tokens: Float[Array, "B T K Hd"], counts: Int[Array, " B"], num_slots: int) -> Float[Array, "B S K Hd"]:
+def laid(tokens: Float[Array, "B T K Hd"], counts: Int[Array, " B"], num_slots: int, axis: int) -> Array:
     """Slots after the first counts[b] tokens of each row; what is in slots that hold none has no meaning."""
+    by_head = tokens.transpose((0, 2, 3, 1) if axis == KEYS else (0, 2, 1, 3))
     if tokens.shape[1] <= num_slots:
-        return jnp.pad(tokens, ((0, 0), (0, num_slots - tokens.shape[1]), (0, 0), (0, 0)))
-    return _taken(tokens, jnp.maximum(tokens_of_slots(counts, num_slots), 0))
+        return _padded(by_head, num_slots - tokens.shape[1], axis)
+    return _taken(by_head, jnp.maximum(tokens_of_slots(counts, num_slots), 0), axis)
 
 
-def laid_again(slots: Float[Array, "B _ K Hd"], counts: Int[Array, " B"], num_slots: int) -> Float[Array, "B S K Hd"]:
-    """What as many slots as are asked for hold of the tokens in these; tokens that neither kept leave junk."""
-    return _taken(slots, jnp.maximum(tokens_of_slots(counts, num_slots), 0) % slots.shape[1])
+def laid_again(slots: Float[Array, "B K _ _"], counts: Int[Array, " B"], num_slots: int, axis: int) -> Array:
+    """What as many slots as are asked for hold of the tokens in these; tokens that are not in these leave junk."""
+    return _taken(slots, jnp.maximum(tokens_of_slots(counts, num_slots), 0) % slots.shape[axis], axis)
 
 
 def written(
-    slots: Float[Array, "B S K Hd"], tokens: Float[Array, "B C K Hd"], places: Int[Array, "B C"]
-) -> Float[Array, "B S K Hd"]:
+    slots: Float[Array, "B K M N"], tokens: Float[Array, "B C K Hd"], places: Int[Array, "B C"], axis: int
+) -> Float[Array, "B K M N"]:
     """The slots with a token at each place; places past the last slot are dropped."""
-    return jax.vmap(lambda row, index, new: row.at[index].set(new, mode="drop"))(slots, places, tokens)
+
+    def put(of_head: Float[Array, "M N"], new: Float[Array, "C Hd"], place: Int[Array, " C"]) -> Float[Array, "M N"]:
+        if axis == KEYS:
+            return of_head.at[:, place].set(new.T, mode="drop")
+        return of_head.at[place].set(new, mode="drop")
+
+    # Head by head: a single index for a whole row would become an update that XLA:CPU fuses twice, with a copy.
+    return jax.vmap(jax.vmap(put, in_axes=(0, 1, None)))(slots, tokens, places)
 
 
 def inserted(
-    slots: Float[Array, "B S K Hd"], rows: Int[Array, " P"], others: Float[Array, "P _ K Hd"]
-) -> Float[Array, "B S K Hd"]:
+    slots: Float[Array, "B K _ _"], rows: Int[Array, " P"], others: Float[Array, "P K _ _"]
+) -> Float[Array, "B K _ _"]:
     """The slots with others in the first slots of some rows; rows past the last are dropped."""
-    return slots.at[rows, : others.shape[1]].set(others, mode="drop")
+    return slots.at[rows, :, : others.shape[2], : others.shape[3]].set(others, mode="drop")
 
 
-def roomy(slots: Float[Array, "B S K Hd"], copies: int, more: int) -> Float[Array, "R _ K Hd"]:
+def roomy(slots: Float[Array, "B K _ _"], copies: int, more: int, axis: int) -> Array:
     """Each row `copies` times in a row, with more slots at the end."""
-    return jnp.pad(jnp.repeat(slots, copies, axis=0), ((0, 0), (0, more), (0, 0), (0, 0)))
+    return _padded(jnp.repeat(slots, copies, axis=0), more, axis)
 
 
-def _taken(slots: Float[Array, "B _ K Hd"], sources: Int[Array, "B S"]) -> Float[Array, "B S K Hd"]:
-    return jnp.take_along_axis(slots, sources[:, :, None, None], axis=1)
+def _padded(slots: Float[Array, "B K _ _"], more: int, axis: int) -> Array:
+    return jnp.pad(slots, [(0, more if index == axis else 0) for index in range(4)])
+
+
+def _taken(slots: Float[Array, "B K _ _"], sources: Int[Array, "B S"], axis: int) -> Array:
+    index = sources[:, None, None, :] if axis == KEYS else sources[:, None, :, None]
+    return jnp.take_along_axis(slots, index, axis=axis)

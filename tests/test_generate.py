@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -7,64 +8,10 @@ import numpy as np
 import oracle
 import pytest
 import tolerances
+from mock_model import Mock, V, fixed_model, random_model
 
 from jaxmask import Finish, Rollout, SamplingBatch, SamplingParams, generate, masked_log_probs
 from jaxmask.generate import Model
-
-V = 40
-NUM_STATES = 4099  # prime
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """A cache that knows every token of each row through one number."""
-
-    state: jax.Array
-
-    def repeat(self, group_size, *, capacity):
-        return Memory(jnp.repeat(self.state, group_size, axis=0))
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Mock:
-    """Logits that depend on the whole prefix: a linear recurrence modulo a prime picks a row of a table."""
-
-    table: jax.Array
-    max_length: int = dataclasses.field(default=64, metadata={"static": True})
-
-    def prefill(self, token_ids, lengths, *, capacity):
-        state = jnp.zeros(token_ids.shape[0], jnp.int32)
-        for column in range(token_ids.shape[1]):
-            state = jnp.where(column < lengths, self._next(state, token_ids[:, column]), state)
-        return Memory(state)
-
-    def decode(self, token_ids, cache):
-        state = self._next(cache.state, token_ids)
-        return self.table[state], Memory(state)
-
-    def _next(self, state, token_ids):
-        return (state * 31 + token_ids + 7) % self.table.shape[0]
-
-    def state_after(self, prefix) -> int:
-        """On the host."""
-        return functools.reduce(lambda state, token: (state * 31 + token + 7) % self.table.shape[0], prefix, 0)
-
-    def logits(self, prefix):
-        """Of the token after a prefix, on the host."""
-        return np.asarray(self.table)[self.state_after(prefix)]
-
-
-def random_model(seed=0, scale=2.0, **options) -> Mock:
-    table = np.random.default_rng(seed).normal(size=(NUM_STATES, V)) * scale
-    return Mock(jnp.asarray(table, jnp.float32), **options)
-
-
-def fixed_model(logits, **options) -> Mock:
-    """The same logits at every step."""
-    return Mock(jnp.tile(jnp.asarray(np.asarray(logits, np.float32)), (NUM_STATES, 1)), **options)
-
 
 PROMPTS = [[3, 1, 4], [1, 5], [9, 2, 6, 5], [3]]
 
@@ -342,6 +289,15 @@ def wide_rollout() -> Rollout:
     return run(random_model(), WIDE, width=4)
 
 
+def test_no_step_calls_the_host():
+    """P80: penalties, bad words and stop ids are looked at on the device."""
+    batch = SamplingBatch.from_params(MIXED, vocab_size=V, eos_token_ids=(0, 11))
+    shapes = functools.partial(generate, max_new_tokens=8, width=8)
+    program = jax.make_jaxpr(shapes)(random_model(), batch, jnp.ones((4, 4), jnp.int32), jnp.full(4, 4, jnp.int32))
+    assert "while" in str(program)
+    assert not re.search(r"callback|infeed|outfeed|host", str(program))
+
+
 def test_wide_supports_are_whole_in_the_bits():
     assert int(wide_rollout().support.counts.max()) > 4
     assert_consistent(wide_rollout(), random_model(), WIDE)
@@ -399,7 +355,7 @@ def test_the_batch_must_fit_the_prompts():
 
 @pytest.mark.slow
 def test_logits_cut_over_a_mesh_give_the_same_rollout():
-    """P28, P75: rows and vocabulary over eight devices, with edits, a row per device and rows that end early."""
+    """P28, P75, P81: rows and vocabulary over eight devices, with edits, and rows that end early."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "tensor"))
     spec = jax.sharding.PartitionSpec("data", "tensor")
     over_devices = run(random_model(), WIDE, width=4, sharding=jax.sharding.NamedSharding(mesh, spec))

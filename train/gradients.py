@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxmask import Reference, Scores, full_scores, support_scores
+from jaxmask import RaggedSupport, Reference, Scores, full_scores, support_scores
+from jaxmask.ragged_support import as_cells
 from models import Decoder
 from train.aggregation import Aggregation, aggregation
 from train.config import GRPOConfig
@@ -131,7 +132,8 @@ def _scores(
     if not on_supports:
         return full_scores(hidden, model.head, rows.sampled_ids, vocab_size=rows.support.vocab_size, **options)
     implementation = learner.config.implementation
-    return support_scores(hidden, model.head, rows.support, rows.sampled_ids, implementation=implementation, **options)
+    support = as_cells(rows.support)
+    return support_scores(hidden, model.head, support, rows.sampled_ids, implementation=implementation, **options)
 
 
 def hidden_states(model: Decoder, rows: LearnerRows) -> Float[Array, "B T D"]:
@@ -149,8 +151,13 @@ def _parts(config: GRPOConfig) -> Int[Array, " M"]:
 def _part(tree: T, part: Int[Array, ""], config: GRPOConfig) -> T:
     """One micro-batch: the same share of the rows of every leaf."""
 
-    def cut(leaf: Array) -> Array:
+    def cut(leaf: Any) -> Any:
+        if isinstance(leaf, RaggedSupport):
+            size = leaf.counts.shape[0] // config.num_micro_batches
+            return leaf.rows(part * size, size)
         size = leaf.shape[0] // config.num_micro_batches
         return jax.lax.dynamic_slice_in_dim(leaf, part * size, size)
 
-    return tree if config.num_micro_batches == 1 else jax.tree.map(cut, tree)
+    if config.num_micro_batches == 1:
+        return tree
+    return jax.tree.map(cut, tree, is_leaf=lambda node: isinstance(node, RaggedSupport))

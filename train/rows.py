@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmask import Rollout, Support, check_sampling_mask
+from jaxmask import RaggedSupport, Rollout, Support, check_sampling_mask
 from jaxmask.replay import Replay
 from train.config import GRPOConfig
 from train.metrics import masked_mean
@@ -30,7 +30,7 @@ class LearnerRows:
     sampled_ids: Int[Array, "B T"]
     behaviour_logprobs: Float[Array, "B T"]
     temperature: Float[Array, " B"]
-    support: Support
+    support: Support | RaggedSupport
     loss_mask: Bool[Array, "B T"]
     advantages: Float[Array, " B"]
     replay: Replay | None = None

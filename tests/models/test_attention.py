@@ -13,7 +13,7 @@ from models.attention import (
     causal_attention,
     causal_mask,
     ordered_attention,
-    token_attention,
+    slot_attention,
     visible,
 )
 
@@ -85,30 +85,36 @@ def test_the_gradient_of_blocks_is_that_of_one_program(monkeypatch):
         close(one, other)
 
 
+def slots(keys, values, is_seen):
+    """Keys and values [R, S, K, Hd] as a cache holds them."""
+    return Slots(jnp.asarray(keys.transpose(0, 2, 3, 1)), jnp.asarray(values.swapaxes(1, 2)), jnp.asarray(is_seen))
+
+
 @pytest.mark.parametrize("scoring", SCORINGS)
 def test_one_query_per_row_against_the_same_loop(scoring):
-    queries, keys, values = draws((3, 6, 4), (3, 7, 2, 4), (3, 7, 2, 4))
+    queries, keys, values = draws((3, 1, 6, 4), (3, 7, 2, 4), (3, 7, 2, 4))
     is_seen = (np.arange(7)[None] <= np.array([[0], [3], [6]]))[:, None]
-    own = Slots(*map(jnp.asarray, (keys, values, is_seen)))
-    found = token_attention(jnp.asarray(queries), own, None, scoring)
-    close(found, attention_loop(queries[:, None], keys, values, is_seen, scoring)[:, 0])
+    found = slot_attention(jnp.asarray(queries), [slots(keys, values, is_seen)], scoring)
+    close(found, attention_loop(queries, keys, values, is_seen, scoring))
 
 
 @pytest.mark.parametrize("scoring", SCORINGS)
-def test_shared_slots_count_like_the_rows_own(scoring):
+@pytest.mark.parametrize("num_queries", [1, 3])
+def test_shared_slots_count_like_the_rows_own(num_queries, scoring):
     """Four rows in two groups: the loop sees each group's slots copied in front of the rows' own."""
-    queries, keys, values = draws((4, 6, 4), (4, 3, 2, 4), (4, 3, 2, 4))
-    shared_keys, shared_values = draws((2, 5, 2, 4), (2, 5, 2, 4))
-    own_seen = (np.arange(3)[None] <= np.array([[0], [1], [2], [0]]))[:, None]
+    queries, keys, values = draws((4, num_queries, 6, 4), (4, 5, 2, 4), (4, 5, 2, 4))
+    shared_keys, shared_values = draws((2, 6, 2, 4), (2, 6, 2, 4))
+    places = np.arange(num_queries)[None, :, None]
+    own_seen = np.arange(5)[None, None] <= np.array([0, 1, 2, 0])[:, None, None] + places
     # The rows of a group may see different slots of it, as with a sliding window; the last row sees none.
-    shared_seen = (np.arange(5)[None] >= np.array([[0], [2], [1], [5]]))[:, None]
-    shared = Slots(*(jnp.asarray(x.swapaxes(1, 2)) for x in (shared_keys, shared_values)), jnp.asarray(shared_seen))
-    found = token_attention(jnp.asarray(queries), Slots(*map(jnp.asarray, (keys, values, own_seen))), shared, scoring)
+    shared_seen = np.arange(6)[None, None] >= np.array([0, 2, 1, 6])[:, None, None] + places
+    parts = [slots(keys, values, own_seen), slots(shared_keys, shared_values, shared_seen)]
+    found = slot_attention(jnp.asarray(queries), parts, scoring)
     copied = [
         np.concatenate([x.repeat(2, axis=0), y], axis=1) for x, y in ((shared_keys, keys), (shared_values, values))
     ]
     is_seen = np.concatenate([shared_seen, own_seen], axis=2)
-    close(found, attention_loop(queries[:, None], *copied, is_seen, scoring)[:, 0])
+    close(found, attention_loop(queries, *copied, is_seen, scoring))
 
 
 def test_what_is_visible_by_hand():

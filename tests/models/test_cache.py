@@ -18,13 +18,12 @@ def make_cache(lengths, capacity=3, config=CONFIG, chunk_size=1):
     empty = KVCache.empty(len(lengths), capacity, config, jnp.float32, chunk_size)
 
     def cells(slots):
-        rows = 10.0 * np.arange(slots.shape[0])[:, None] + np.arange(slots.shape[1])
-        return jnp.asarray(np.broadcast_to(rows[..., None, None], slots.shape), jnp.float32)
+        rows = 10.0 * np.arange(slots.shape[0])[:, None] + np.arange(slots.shape[3])
+        return jnp.asarray(np.broadcast_to(rows[:, None, None], slots.shape), jnp.float32)
 
     keys = tuple(map(cells, empty.keys))
-    return dataclasses.replace(
-        empty, keys=keys, values=tuple(-leaf for leaf in keys), lengths=jnp.asarray(lengths, jnp.int32)
-    )
+    values = tuple(-leaf.swapaxes(2, 3) for leaf in keys)
+    return dataclasses.replace(empty, keys=keys, values=values, lengths=jnp.asarray(lengths, jnp.int32))
 
 
 def tokens(first, num_rows, num_tokens):
@@ -35,9 +34,9 @@ def tokens(first, num_rows, num_tokens):
 
 def test_repeat_keeps_one_copy_and_gives_each_row_room_of_its_own():
     cache = make_cache([1, 2]).repeat(3, capacity=5)
-    assert cache.prompt.keys[1][:, 0, :, 0].tolist() == [[0, 1, 2], [10, 11, 12]]
+    assert cache.prompt.keys[1][:, 0, 0].tolist() == [[0, 1, 2], [10, 11, 12]]
     assert cache.prompt.values[0][:, 1, 1, 3].tolist() == [-1, -11]
-    assert cache.keys[0].shape == (6, 5, 2, 4)
+    assert cache.keys[0].shape == (6, 2, 4, 5)
     assert cache.lengths.tolist() == cache.starts.tolist() == [1, 1, 1, 2, 2, 2]
     assert cache.prompt_positions(1).tolist() == [[0, -2, -1]] * 3 + [[0, 1, -1]] * 3
     assert (cache.positions(1, cache.lengths) < 0).all()
@@ -46,7 +45,7 @@ def test_repeat_keeps_one_copy_and_gives_each_row_room_of_its_own():
 def test_in_fixed_order_repeat_copies_so_that_slots_follow_positions():
     cache = make_cache([1, 2], config=dataclasses.replace(CONFIG, fixed_order=True)).repeat(3, capacity=2)
     assert cache.prompt is None
-    assert cache.keys[1][:, :, 0, 0].tolist() == [[0, 1, 2, 0, 0]] * 3 + [[10, 11, 12, 0, 0]] * 3
+    assert cache.keys[1][:, 0, 0].tolist() == [[0, 1, 2, 0, 0]] * 3 + [[10, 11, 12, 0, 0]] * 3
     assert (cache.capacity, cache.lengths.tolist()) == (5, [1, 1, 1, 2, 2, 2])
 
 
@@ -66,8 +65,8 @@ def test_a_write_lands_at_each_rows_own_length_and_a_full_row_drops_it(transform
     before = make_cache([0, 3, 2])
     token, one = jnp.full((3, 1, 2, 4), 99.0), jnp.ones(3, jnp.int32)
     after = transform(lambda cache: cache.write(1, token, -token, one).advance(one))(before)
-    assert after.keys[1][:, :, 0, 0].tolist() == [[99, 1, 2], [10, 11, 12], [20, 21, 99]]
-    assert after.values[1][:, :, 1, 3].tolist() == [[-99, -1, -2], [-10, -11, -12], [-20, -21, -99]]
+    assert after.keys[1][:, 0, 0].tolist() == [[99, 1, 2], [10, 11, 12], [20, 21, 99]]
+    assert after.values[1][:, 1, :, 3].tolist() == [[-99, -1, -2], [-10, -11, -12], [-20, -21, -99]]
     assert after.lengths.tolist() == [1, 3, 3]
     assert after.is_full.tolist() == [False, True, True]
     np.testing.assert_array_equal(after.keys[0], before.keys[0])
@@ -77,7 +76,7 @@ def test_a_write_lands_at_each_rows_own_length_and_a_full_row_drops_it(transform
 def test_a_chunk_is_cut_at_its_count_and_at_the_capacity():
     counts = jnp.array([2, 0, 3], jnp.int32)
     after = make_cache([0, 1, 2], capacity=4).write(0, tokens(50, 3, 3), tokens(50, 3, 3), counts).advance(counts)
-    assert after.keys[0][:, :, 0, 0].tolist() == [[50, 51, 2, 3], [10, 11, 12, 13], [20, 21, 50, 51]]
+    assert after.keys[0][:, 0, 0].tolist() == [[50, 51, 2, 3], [10, 11, 12, 13], [20, 21, 50, 51]]
     assert after.lengths.tolist() == [2, 1, 4]
 
 
@@ -93,12 +92,12 @@ def test_shared_rows_count_their_own_tokens_from_where_the_prompt_ends():
 def test_a_window_keeps_the_last_tokens_alone():
     """As in the module's docstring: after 5 tokens in 3 slots they hold tokens 3, 4, 2."""
     cache = make_cache([0, 0], capacity=8, config=WINDOWED)
-    assert [leaf.shape[1] for leaf in cache.keys] == [3, 8]
+    assert [leaf.shape[3] for leaf in cache.keys] == [3, 8]
     ones = jnp.array([1, 0], jnp.int32)
     for step in range(5):
         new = tokens(100 + step, 2, 1)
         cache = cache.write(0, new, new, ones).write(1, new, new, ones).advance(ones)
-    assert cache.keys[0][:, :, 0, 0].tolist() == [[103, 104, 102], [10, 11, 12]]
+    assert cache.keys[0][:, 0, 0].tolist() == [[103, 104, 102], [10, 11, 12]]
     assert cache.positions(0, cache.lengths).tolist() == [[3, 4, 2], [-1, -1, -1]]
     assert cache.positions(1, cache.lengths)[0].tolist() == [0, 1, 2, 3, 4, -1, -1, -1]
 
@@ -107,20 +106,20 @@ def test_filling_a_window_takes_each_rows_last_tokens():
     cache = KVCache.empty(3, 8, WINDOWED, jnp.float32)
     lengths = jnp.array([5, 2, 0], jnp.int32)
     filled = cache.fill(0, tokens(0, 3, 6), tokens(0, 3, 6), lengths)
-    assert filled.keys[0][0, :, 0, 0].tolist() == [3, 4, 2]
-    assert filled.keys[0][1, :2, 0, 0].tolist() == [0, 1]
+    assert filled.keys[0][0, 0, 0].tolist() == [3, 4, 2]
+    assert filled.keys[0][1, 0, 0, :2].tolist() == [0, 1]
 
 
 def test_a_window_has_room_for_a_chunk():
     """The first token of a chunk still finds what it sees after the last one is written."""
     cache = KVCache.empty(1, 20, WINDOWED, jnp.float32, chunk_size=4)
-    assert cache.keys[0].shape[1] == 3 + 4 - 1
+    assert cache.keys[0].shape[3] == 3 + 4 - 1
     counts = jnp.array([4], jnp.int32)
     for first in (0, 4):
         cache = cache.write(0, tokens(first, 1, 4), tokens(first, 1, 4), counts).advance(counts)
     positions = cache.positions(0, cache.lengths)[0].tolist()
     assert sorted(positions) == [2, 3, 4, 5, 6, 7]
-    assert cache.keys[0][0, :, 0, 0].tolist() == positions
+    assert cache.keys[0][0, 0, 0].tolist() == positions
 
 
 def test_rewinding_stops_at_the_rows_own_tokens():
@@ -143,7 +142,7 @@ def test_a_window_has_what_is_seen_after_a_whole_chunk_is_forgotten():
     positions = np.asarray(cache.positions(0, cache.lengths)[0])
     is_seen = (positions > 8 - 3) & (positions <= 8)
     assert sorted(positions[is_seen].tolist()) == [6, 7, 8]
-    assert cache.keys[0][0, is_seen, 0, 0].tolist() == positions[is_seen].tolist()
+    assert cache.keys[0][0, 0, 0, is_seen].tolist() == positions[is_seen].tolist()
 
 
 @pytest.mark.parametrize("chunk_size", [1, 4, 6])
@@ -165,8 +164,8 @@ def test_inserted_rows_are_found_where_a_window_expects_them(chunk_size):
         for row in (0, 2):
             is_seen = (positions[row] >= 0) & (positions[row] > int(found.lengths[row]) - window)
             assert is_seen.sum() == min(found.lengths[row], window if layer == 1 else window - 1)
-            assert found.keys[layer][row, is_seen, 1, 2].tolist() == positions[row][is_seen].tolist()
-            assert found.values[layer][row, is_seen, 0, 0].tolist() == (-positions[row][is_seen]).tolist()
+            assert found.keys[layer][row, 1, 2, is_seen].tolist() == positions[row][is_seen].tolist()
+            assert found.values[layer][row, 0, is_seen, 0].tolist() == (-positions[row][is_seen]).tolist()
         for row in (1, 3):
             np.testing.assert_array_equal(found.keys[layer][row], cache.keys[layer][row])
             np.testing.assert_array_equal(found.values[layer][row], cache.values[layer][row])

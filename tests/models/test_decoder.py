@@ -62,8 +62,8 @@ def test_prefill_and_decode_equal_the_full_forward_at_every_position(any_decoder
 def test_a_group_decodes_on_one_copy_of_its_prompt(any_decoder):
     expected = full_logits(any_decoder, TOKEN_IDS)
     cache = prefill(any_decoder, TOKEN_IDS[:, :7], LENGTHS, 7).repeat(2, capacity=5)
-    assert cache.prompt.keys[1].shape == (3, 2, 7, 8)
-    assert cache.keys[1].shape == (6, 5, 2, 8)
+    assert cache.prompt.keys[1].shape == (3, 2, 8, 7)
+    assert cache.keys[1].shape == (6, 2, 8, 5)
     logits, cache = decode_from(any_decoder, cache, TOKEN_IDS.repeat(2, axis=0), 5)
     for row, length in enumerate(LENGTHS.repeat(2)):
         close(logits[:, row], expected[row // 2, length : length + 5])
@@ -79,7 +79,7 @@ def test_decoding_from_an_empty_cache_equals_the_full_forward(any_decoder):
 
 def test_a_window_holds_no_more_slots_than_it_sees(windowed):
     cache = prefill(windowed, TOKEN_IDS, LENGTHS, 12)
-    assert [keys.shape[1] for keys in cache.keys] == [4, 12, 4]
+    assert [keys.shape[3] for keys in cache.keys] == [4, 12, 4]
 
 
 def test_prefill_in_chunks_leaves_what_prefill_at_once_leaves(windowed):
@@ -182,17 +182,19 @@ def test_a_row_alone_equals_the_row_in_a_batch(decoder):
         alone = prefill(decoder, TOKEN_IDS[row : row + 1], LENGTHS[row : row + 1], 12)
         logits, alone = decode(decoder, TOKEN_IDS[row : row + 1, 9], alone)
         close(logits[0], together[row])
-        close(alone.keys[1][0, : LENGTHS[row] + 1], cache.keys[1][row, : LENGTHS[row] + 1])
+        end = LENGTHS[row] + 1
+        close(alone.keys[1][0, :, :, :end], cache.keys[1][row, :, :, :end])
 
 
 def test_a_full_row_changes_nothing_and_its_neighbours_go_on(decoder):
     lengths = np.array([12, 3, 12], np.int32)
     before = prefill(decoder, TOKEN_IDS, lengths, 12)
     logits, after = decode(decoder, TOKEN_IDS[:, 3], before)
-    for old, new in zip(before.keys + before.values, after.keys + after.values, strict=True):
-        np.testing.assert_array_equal(old[jnp.array([0, 2])], new[jnp.array([0, 2])])
-        np.testing.assert_array_equal(old[1, jnp.arange(12) != 3], new[1, jnp.arange(12) != 3])
-        assert (old[1, 3] != new[1, 3]).any()
+    slots_last = [leaf.swapaxes(2, 3) for leaf in before.values], [leaf.swapaxes(2, 3) for leaf in after.values]
+    for old, new in zip(before.keys + tuple(slots_last[0]), after.keys + tuple(slots_last[1]), strict=True):
+        np.testing.assert_array_equal(old[::2], new[::2])
+        np.testing.assert_array_equal(old[1][..., np.arange(12) != 3], new[1][..., np.arange(12) != 3])
+        assert (old[1][..., 3] != new[1][..., 3]).any()
     assert after.lengths.tolist() == [12, 4, 12]
     close(logits[1], full_logits(decoder, TOKEN_IDS)[1, 3])
 

@@ -68,7 +68,7 @@ def test_there_and_back_nothing_changes(model, own):
     back = receive(as_lists(own))
     np.testing.assert_array_equal(back.loss_mask, own.loss_mask)
     bound = dataclasses.replace(back.sampling, support_bound=W)
-    assert_equal(dataclasses.replace(back, sampled_mask=None, sampling=bound), own)
+    assert_equal(dataclasses.replace(back, sampled_mask=None, sampling=bound, num_steps=own.num_steps), own)
 
     inside = np.asarray(own.loss_mask).reshape(-1)
     token_ids, offsets = to_csr(own.support)
@@ -82,6 +82,15 @@ def test_there_and_back_nothing_changes(model, own):
 
     assert_equal(gradient(model, make_rows(back, ADVANTAGES), Learner(CONFIG)),
                  gradient(model, make_rows(own, ADVANTAGES), Learner(CONFIG)))  # fmt: skip
+
+
+def test_supports_stored_ragged_train_alike(model, own):
+    """Cells are made of one micro-batch at a time."""
+    ids, lengths = own.prompt_ids, own.prompt_lengths
+    drawn = generate(model, own.sampling, ids, lengths, max_new_tokens=T, width=W, group_size=4, max_ids=16 * T * W)
+    parts = Learner(dataclasses.replace(CONFIG, num_micro_batches=2))
+    ragged, cells = (gradient(model, make_rows(one, ADVANTAGES), parts) for one in (drawn, own))
+    assert_equal(ragged, cells)
 
 
 def test_the_ratio_is_one_with_settings_of_each_row(state, own):

@@ -1,0 +1,68 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mock_model import V, random_model
+
+from jaxmask import SamplingBatch, SamplingParams, generate, stream
+
+PROMPTS = jnp.array([[3, 1, 4], [1, 5, 0], [9, 2, 6], [3, 0, 0]], jnp.int32)
+LENGTHS = jnp.array([3, 2, 3, 1], jnp.int32)
+PARAMS = [SamplingParams(seed=seed, top_k=4, max_tokens=limit) for seed, limit in enumerate((2, None, 5, 1))]
+SHAPES = {"max_new_tokens": 6, "width": 4}
+
+
+def batch_of(params=PARAMS) -> SamplingBatch:
+    return SamplingBatch.from_params(params, vocab_size=V, support_bound=4)
+
+
+def test_a_stream_is_the_rollout_step_by_step():
+    """The same step drives both; rows that have ended add nothing (P81), and it ends with the last of them."""
+    rollout = generate(random_model(), batch_of(), PROMPTS, LENGTHS, **SHAPES)
+    steps = list(stream(random_model(), batch_of(), PROMPTS, LENGTHS, **SHAPES))
+    assert len(steps) == int(rollout.lengths.max()) == 6
+    np.testing.assert_array_equal(np.stack([new.token_ids[:, 0] for new in steps], axis=1), rollout.token_ids)
+    np.testing.assert_allclose(np.stack([new.logprobs[:, 0] for new in steps], axis=1), rollout.logprobs, atol=1e-6)
+    counts = np.stack([new.counts for new in steps], axis=1)
+    np.testing.assert_array_equal(counts, rollout.token_mask)
+    lists = [[new.support.to_lists()[row][0] for new in steps] for row in range(4)]
+    assert lists == rollout.support.to_lists()
+
+
+def test_ranks_and_top_tokens():
+    """P36, P37: the drawn token among the likeliest, or beside them; rows that have ended report nothing."""
+    for place, new in enumerate(stream(random_model(), batch_of(), PROMPTS, LENGTHS, num_logprobs=2, **SHAPES)):
+        is_running = np.asarray(new.counts) == 1
+        assert is_running.tolist() == [place < 2, True, place < 5, place < 1]
+        ranks, top, ids = (np.asarray(leaf)[:, 0] for leaf in (new.ranks, new.top.token_ids, new.token_ids))
+        assert ((ranks >= 1) == is_running).all()
+        assert ((top[:, 0] < V) == is_running).all()
+        for row in np.flatnonzero(is_running):
+            assert (ids[row] in top[row]) == (ranks[row] <= 2)
+            assert ranks[row] > 2 or top[row, ranks[row] - 1] == ids[row]
+
+
+def test_settings_never_compile_anew():
+    """P72: prompts, settings and seeds are values."""
+    compiled = []
+    list(stream(random_model(), batch_of(), PROMPTS, LENGTHS, **SHAPES))
+    generate(random_model(), batch_of(), PROMPTS, LENGTHS, **SHAPES)
+    other = batch_of(
+        [SamplingParams(seed=9, top_k=2, top_p=0.5, min_p=0.1, temperature=t) for t in (0.5, 1.0, 1.5, 0.9)]
+    )
+    model, prompts, lengths = random_model(seed=1), PROMPTS + 1, LENGTHS[::-1]
+    jax.block_until_ready((other, model, prompts, lengths))
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
+    )
+    steps = list(stream(model, other, prompts, lengths, **SHAPES))
+    rollout = generate(model, other, prompts, lengths, **SHAPES)
+    assert not compiled
+    assert steps[0].token_ids[:, 0].tolist() == rollout.token_ids[:, 0].tolist()
+
+
+def test_errors_come_at_the_call():
+    with pytest.raises(ValueError, match=r"prompt_ids must be in \[0, 40\)"):
+        stream(random_model(), batch_of(), PROMPTS + V, LENGTHS, **SHAPES)
+    with pytest.raises(ValueError, match="num_logprobs must be"):
+        stream(random_model(), batch_of(), PROMPTS, LENGTHS, num_logprobs=-1, **SHAPES)
