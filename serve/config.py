@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxmask import PromptLookup
+from jaxmask import DraftModel, PromptLookup
 from jaxmask.checks import check_engine
+from jaxmask.model import Model
 from jaxmask.params import SamplingParams, check_count, check_integer
 from jaxmask.speculation import Speculation
 
@@ -91,6 +92,22 @@ def bucket(size: int, most: int | None = None) -> int:
     """The smallest power of two that is at least `size`; no more than `most`, where given."""
     power = 1 << max(size - 1, 0).bit_length()
     return power if most is None else min(power, most)
+
+
+def most_tokens(model: Model, config: EngineConfig) -> int:
+    """Most tokens of prompt and completion together: as asked for, or as many as the models can read.
+
+    Raises:
+      ValueError: more is asked for than they can read.
+    """
+    readable, speculation = model.max_length, config.speculation
+    if isinstance(speculation, DraftModel):
+        # It reads its guesses before they are taken back.
+        readable = min(readable, speculation.model.max_length - speculation.num_tokens - 1)
+    most = readable if config.max_model_len is None else config.max_model_len
+    if not 2 <= most <= readable:
+        raise ValueError(f"max_model_len must be in [2, {readable}], what the model can read, got {most}.")
+    return most
 
 
 def default_params(generation_defaults: Mapping[str, Any]) -> SamplingParams:

@@ -15,8 +15,9 @@ import jax
 from jaxmask import SamplingParams
 from jaxmask.rollout import Finish
 from serve.completions import Answer, Completion, eos_token_ids
-from serve.config import EngineConfig, default_params, derived_seeds
+from serve.config import EngineConfig, default_params, derived_seeds, most_tokens
 from serve.outputs import RequestOutput
+from serve.programs import ScoringModel
 from serve.report import Reading
 from serve.requests import Limits, Request, TokenIds
 from serve.slots import Chunk, Slots
@@ -54,14 +55,13 @@ class Engine:
           ValueError: max_model_len beyond what the model can read.
         """
         self.config = EngineConfig() if config is None else config
-        most = self.config.max_model_len or model.max_length
-        if not 2 <= most <= model.max_length:
-            raise ValueError(f"max_model_len must be in [2, {model.max_length}], what the model can read, got {most}.")
-        self.limits = Limits(self.config, vocab_size or model.vocab_size, most, tokenizer)
+        most = most_tokens(model, self.config)
+        can_score = isinstance(model, ScoringModel)
+        self.limits = Limits(self.config, vocab_size or model.vocab_size, most, tokenizer, can_score)
         self.default_params = default_params(generation_defaults or {})
         self.counters = Counters()
         self._model = model
-        self._slots = self._new_slots()
+        self._slots = Slots(model, self.config, self.limits.vocab_size, eos_token_ids(tokenizer))
         self._waiting: collections.deque[Completion] = collections.deque()
         self._unseen: list[Completion] = []
         self._chunks: collections.deque[Chunk] = collections.deque()
@@ -138,7 +138,7 @@ class Engine:
 
     def reset(self) -> None:
         """Drops all requests, and what is on the device: after an error, which may have left that in pieces."""
-        self._slots = self._new_slots()
+        self._slots.clear()
         for pending in (self._waiting, self._unseen, self._chunks, self._answers, self._outputs):
             pending.clear()
 
@@ -167,9 +167,6 @@ class Engine:
             self._chunks.clear()
         outputs, self._outputs = self._outputs, []
         return outputs
-
-    def _new_slots(self) -> Slots:
-        return Slots(self._model, self.config, self.limits.vocab_size, eos_token_ids(self.limits.tokenizer))
 
     def _pace(self) -> tuple[int, int]:
         """Most steps of the next chunk, and rows that may lie idle in it."""

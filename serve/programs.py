@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxmask import decoding
 from jaxmask.batch import SamplingBatch
@@ -23,6 +23,15 @@ from jaxmask.recording import Recording
 from jaxmask.rollout import Finish
 from jaxmask.speculation import Speculation
 from serve.report import Report
+
+
+@runtime_checkable
+class ScoringModel(Protocol):
+    """A `Model` that also reads whole rows."""
+
+    def logits(self, token_ids: Int[Array, "B T"], lengths: Int[Array, " B"]) -> Float[Array, "B T V"]:
+        """Of the token after each cell of right-padded rows."""
+        ...
 
 
 @jax.tree_util.register_dataclass

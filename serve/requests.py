@@ -28,12 +28,14 @@ class Limits:
       vocab_size: ids of the model.
       max_model_len: most tokens of prompt and completion together.
       tokenizer: the model's; None where it has none.
+      can_score: whether the model tells log-probabilities of prompts.
     """
 
     config: EngineConfig
     vocab_size: int
     max_model_len: int
     tokenizer: Any
+    can_score: bool
 
     @property
     def max_logprobs(self) -> int:
@@ -149,6 +151,8 @@ def _prompt_ids(prompt: str | TokenIds, limits: Limits) -> tuple[int, ...]:
 
 
 def _check_logprobs(params: SamplingParams, limits: Limits) -> None:
+    if params.prompt_logprobs is not None and not limits.can_score:
+        raise ValueError("prompt_logprobs need a model that reads whole rows (`logits`), which this one does not.")
     for kind, asked in (("sample", params.logprobs), ("prompt", params.prompt_logprobs)):
         number = limits.vocab_size if asked == -1 else asked
         if number is not None and number > limits.max_logprobs:

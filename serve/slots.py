@@ -60,14 +60,8 @@ class Slots:
           vocab_size: ids of the model.
           eos_token_ids: ids that end a completion.
         """
-        self.owners: list[Completion | None] = []
-        self.capacity = 0
         self._config, self._vocab_size, self._eos = config, vocab_size, tuple(eos_token_ids)
-        self._state: Decoding | None = None
-        self._remembered: tuple[bool, bool, int] | None = None
-        self._rows: list[SamplingParams] = []
-        self._is_cut: list[bool] = []
-        self.num_ids = 0
+        self.clear()
         leaf = jax.tree.leaves(model)[0]
         self._is_on_cpu = next(iter(leaf.devices())).platform == "cpu"
         self._widest = MIN_WIDTH_UNBOUNDED if config.unbounded_support else MIN_WIDTH
@@ -81,6 +75,15 @@ class Slots:
         self._seen: set[tuple[int, ...]] = set()
         self._largest: SamplingBatch | None = None
         self._largest = self._batch = self._settings_of([_IDLE])
+
+    def clear(self) -> None:
+        """Back to no slots; the sizes of settings stay as they have grown."""
+        self.owners: list[Completion | None] = []
+        self.capacity = self.num_ids = 0
+        self._state: Decoding | None = None
+        self._remembered: tuple[bool, bool, int] | None = None
+        self._rows: list[SamplingParams] = []
+        self._is_cut: list[bool] = []
 
     @property
     def num_free(self) -> int:

@@ -159,6 +159,7 @@ def test_a_row_without_finite_logits_ends_alone(engine):
         assert_truthful(outputs[str(number)], changed(seed=2), broken)
 
 
+@pytest.mark.slow
 def test_room_grows_while_requests_run():
     """More slots, longer ones, and edits that look back at what was drawn before they came."""
     engine = make(steps_per_chunk=2)
@@ -186,7 +187,7 @@ def test_room_grows_while_requests_run():
 
 
 @pytest.mark.slow
-def test_twenty_thousand_requests_leave_nothing_behind():
+def test_twenty_thousand_requests_leave_nothing_behind(unchecked):
     """Containers, arrays on the device, and objects of the engine's own."""
     engine = Engine(MODEL, WORDS, EngineConfig(max_num_seqs=64, min_num_seqs=64))
     params = [SamplingParams(temperature=0.7, top_k=5, max_tokens=1 + number % 4, seed=number) for number in range(8)]
