@@ -6,7 +6,6 @@ Rows are independent: each has its own number of tokens, limit and end; a finish
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +15,12 @@ from jaxtyping import Array, Bool, Int
 from jaxmask.batch import SamplingBatch
 from jaxmask.drawn import Sample
 from jaxmask.history import History
-from jaxmask.model import Model
+from jaxmask.model import Model, prefill_options
 from jaxmask.recording import NewTokens, Recording
 from jaxmask.rollout import Finish
 from jaxmask.sampling import sample
-from jaxmask.speculation import Read, Speculation, verify
+from jaxmask.speculation import Speculation, verify
+from jaxmask.state import Decoding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,33 +42,6 @@ class StepOptions:
     pad_token_id: int = 0
     sharding: NamedSharding | PartitionSpec | None = None
     implementation: str = "xla"
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Decoding:
-    """Where each row stands.
-
-    Attributes:
-      last_ids: the tokens still to be read: at first the last one of each prompt.
-      cache: the model's, of the tokens before.
-      history: of prompt and output, for edits; None where none looks back.
-      lengths: tokens generated so far.
-      finish: a `Finish` code; RUNNING rows go on.
-      drafts: what a `Speculation` remembers; None without one.
-    """
-
-    last_ids: Int[Array, " B"]
-    cache: Any
-    history: History | None
-    lengths: Int[Array, " B"]
-    finish: Int[Array, " B"]
-    drafts: Any = None
-
-    @property
-    def is_running(self) -> Bool[Array, " B"]:
-        """Rows that go on."""
-        return self.finish == Finish.RUNNING
 
 
 def start(
@@ -95,10 +68,7 @@ def start(
       speculation: as for every step.
     """
     S, T = prompt_ids.shape[1], max_new_tokens
-    options: dict[str, int] = {} if prefill_chunk_size is None else {"chunk_size": prefill_chunk_size}
-    if speculation is not None:
-        # Drafts that are not accepted are taken back: caches with windows need slots for them.
-        options["chunk_size"] = max(options.get("chunk_size", S), speculation.num_tokens + 1)
+    options = prefill_options(prefill_chunk_size, None if speculation is None else speculation.num_tokens + 1)
     # A group shares the cache of its prompt, and each of its rows has room of its own for what it generates.
     cache = model.prefill(prompt_ids, prompt_lengths - 1, capacity=S if group_size > 1 else S + T, **options)
     cache = cache.repeat(group_size, capacity=T) if group_size > 1 else cache
@@ -112,7 +82,13 @@ def start(
         finish=jnp.full(batch.num_rows, Finish.RUNNING, jnp.int32),
         drafts=None
         if speculation is None
-        else speculation.start(prompt_ids, prompt_lengths, max_new_tokens=T, group_size=group_size),
+        else speculation.start(
+            prompt_ids,
+            prompt_lengths,
+            max_new_tokens=T,
+            group_size=group_size,
+            prefill_chunk_size=prefill_chunk_size,
+        ),
     )
 
 
@@ -149,8 +125,7 @@ def step(
         drafts = None
     else:
         room = jnp.where(state.is_running, batch.max_tokens - state.lengths, 0)
-        before = Read(state.last_ids, state.cache, state.history, state.lengths)
-        checked = verify(model, speculation, batch, before, state.drafts, room, draw)
+        checked = verify(model, speculation, batch, state, room, draw)
         new, finish = _accepted(state, checked.drawn, checked.num_matching + 1, batch, options)
         cache = checked.cache.rewind(checked.num_read - new.counts)
         drafts = speculation.keep(checked.drafts, new.token_ids, new.counts)

@@ -20,7 +20,7 @@ from jaxmask.checks import check_num_logprobs, check_prompts
 from jaxmask.decoding import StepOptions
 from jaxmask.kernels.dispatch import settle
 from jaxmask.model import Model, PlacedModel
-from jaxmask.params import check_count, check_logprobs_mode
+from jaxmask.params import check_count, check_integer, check_logprobs_mode
 from jaxmask.recording import Recording
 from jaxmask.rollout import Rollout
 from jaxmask.sampling import needs_bits, with_support_bound
@@ -71,15 +71,13 @@ def generate(
 
     Raises:
       ValueError: shapes do not fit, an unknown implementation, prompt and completion exceed the model's length,
-        `max_ids` where supports may be wider than `width`, a model that cannot verify guesses or, seen outside of jit
-        only, a prompt is empty or holds an id outside the vocabulary.
+        `max_ids` where supports may be wider than `width`, a model that cannot verify guesses, a draft model without
+        room for them or, seen outside of jit only, a prompt is empty or holds an id outside the vocabulary.
     """
     options = StepOptions(width, logprobs_mode, None, pad_token_id, sharding, implementation)
-    counts = {"max_new_tokens": max_new_tokens, "group_size": group_size}
+    counts = {"max_new_tokens": max_new_tokens, "group_size": group_size, "max_ids": max_ids}
+    counts["prefill_chunk_size"] = prefill_chunk_size
     batch, options = prepared(model, batch, prompt_ids, prompt_lengths, speculation, options, counts)
-    for field, value in (("max_ids", max_ids), ("prefill_chunk_size", prefill_chunk_size)):
-        if value is not None:
-            check_count(field, value)
     if max_ids is not None and needs_bits(batch, width):
         raise ValueError(
             f"max_ids needs supports of at most width={width} ids, and this batch promises none: make it with "
@@ -111,16 +109,20 @@ def prepared(
     prompt_lengths: Int[Array, " P"],
     speculation: Speculation | None,
     options: StepOptions,
-    counts: dict[str, int],
+    counts: dict[str, int | None],
 ) -> tuple[SamplingBatch, StepOptions]:
     """One row per completion, and options with nothing left to choose; what does not fit together is refused."""
     check_logprobs_mode(options.logprobs_mode)
     check_prompts(prompt_ids, prompt_lengths, batch.vocab_size)
     for field, value in {**counts, "width": options.width}.items():
-        check_count(field, value)
+        if value is not None:
+            check_count(field, value)
+    check_integer("pad_token_id", options.pad_token_id)
     if options.num_logprobs is not None:
         check_num_logprobs(options.num_logprobs, batch.vocab_size, "None or an integer")
-    num_prompts, group_size = prompt_ids.shape[0], counts["group_size"]
+    num_prompts, group_size, max_new_tokens = prompt_ids.shape[0], counts["group_size"], counts["max_new_tokens"]
+    assert group_size is not None
+    assert max_new_tokens is not None
     if group_size > 1 and batch.num_rows == num_prompts:
         batch = batch.repeat(group_size)
     if batch.num_rows != num_prompts * group_size:
@@ -128,12 +130,14 @@ def prepared(
             f"batch must have {num_prompts} rows (one per prompt) or {num_prompts * group_size} (one per completion), "
             f"got {batch.num_rows}."
         )
-    capacity = prompt_ids.shape[1] + counts["max_new_tokens"]
+    capacity = prompt_ids.shape[1] + max_new_tokens
     if capacity > model.max_length:
         raise ValueError(
-            f"prompt width {prompt_ids.shape[1]} + max_new_tokens {counts['max_new_tokens']} = {capacity} exceeds the "
-            f"model's max_length {model.max_length}."
+            f"prompt width {prompt_ids.shape[1]} + max_new_tokens {max_new_tokens} = {capacity} exceeds the model's "
+            f"max_length {model.max_length}."
         )
+    if not isinstance(speculation, Speculation | None):
+        raise ValueError(f"speculation must be a Speculation such as PromptLookup(), got {speculation!r:.100}.")
     if speculation is not None and not isinstance(model, VerifyingModel):
         raise ValueError(f"speculation needs a model with extend_logits, which {type(model).__name__} lacks.")
     sharding = options.sharding

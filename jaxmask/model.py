@@ -35,6 +35,17 @@ class Model(Protocol):
         ...
 
 
+def prefill_options(chunk_size: int | None, extend_size: int | None) -> dict[str, int]:
+    """What `prefill` is told besides, where there is something to tell: not every model can be asked.
+
+    Args:
+      chunk_size: places of the prompts read at once; None: all of them.
+      extend_size: most tokens that will later be read at once, or taken back; None: one at a time, for good.
+    """
+    asked = {"chunk_size": chunk_size, "extend_size": extend_size}
+    return {name: size for name, size in asked.items() if size is not None}
+
+
 @runtime_checkable
 class PlacedModel(Protocol):
     """A model that knows how it lies on a mesh."""

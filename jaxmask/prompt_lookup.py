@@ -10,7 +10,9 @@ from jaxtyping import Array, Int
 
 from jaxmask.batch import SamplingBatch
 from jaxmask.params import check_count
-from jaxmask.speculation import Draw, Read
+from jaxmask.speculation import Draw
+from jaxmask.state import Decoding
+from jaxmask.tables import put
 
 
 @jax.tree_util.register_dataclass
@@ -43,21 +45,28 @@ class PromptLookup:
         """Checks the fields."""
         check_count("num_tokens", self.num_tokens)
         check_count("max_ngram", self.max_ngram)
+        check_count("min_ngram", self.min_ngram)
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise ValueError(f"min_ngram must be in [1, max_ngram={self.max_ngram}], got {self.min_ngram}.")
 
     def start(
-        self, prompt_ids: Int[Array, "P S"], prompt_lengths: Int[Array, " P"], *, max_new_tokens: int, group_size: int
+        self,
+        prompt_ids: Int[Array, "P S"],
+        prompt_lengths: Int[Array, " P"],
+        *,
+        max_new_tokens: int,
+        group_size: int,
+        prefill_chunk_size: int | None,
     ) -> Written:
         """The prompts, with room for what is generated."""
+        del prefill_chunk_size
         padded = jnp.pad(prompt_ids, ((0, 0), (0, max_new_tokens)))
         return Written(jnp.repeat(padded, group_size, axis=0), jnp.repeat(prompt_lengths, group_size))
 
-    def propose(
-        self, drafts: Written, batch: SamplingBatch, read: Read, draw: Draw
-    ) -> tuple[Int[Array, "B K"], Written]:
+    def propose(self, state: Decoding, batch: SamplingBatch, draw: Draw) -> tuple[Int[Array, "B K"], Written]:
         """What followed the latest longest match; the last token again where there is none."""
         del batch, draw
+        drafts = state.drafts
         ids, lengths = drafts.token_ids, drafts.lengths
         begins = jnp.arange(ids.shape[1], dtype=jnp.int32)[None, :]
         follows = jnp.full(lengths.shape, -1, jnp.int32)
@@ -74,11 +83,10 @@ class PromptLookup:
         period = jnp.maximum(lengths - follows, 1)[:, None]
         ahead = jnp.where(ahead < lengths[:, None], ahead, follows[:, None] + (ahead - follows[:, None]) % period)
         guesses = jnp.take_along_axis(ids, jnp.maximum(ahead, 0), axis=1)
-        return jnp.where((follows >= 0)[:, None], guesses, read.last_ids[:, None]), drafts
+        return jnp.where((follows >= 0)[:, None], guesses, state.last_ids[:, None]), drafts
 
     def keep(self, drafts: Written, token_ids: Int[Array, "B C"], counts: Int[Array, " B"]) -> Written:
         """The text with its new tokens."""
         places = jnp.arange(token_ids.shape[1], dtype=jnp.int32)[None, :]
-        cells = jnp.where(places < counts[:, None], drafts.lengths[:, None] + places, drafts.token_ids.shape[1])
-        put = jax.vmap(lambda row, index, new: row.at[index].set(new, mode="drop"))
-        return Written(put(drafts.token_ids, cells, token_ids), drafts.lengths + counts)
+        token_ids = put(drafts.token_ids, token_ids, drafts.lengths[:, None] + places, counts)
+        return Written(token_ids, drafts.lengths + counts)

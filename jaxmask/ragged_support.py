@@ -14,6 +14,7 @@ from jaxtyping import Array, Int
 from jaxmask import ragged
 from jaxmask.params import check_count
 from jaxmask.support import Support
+from jaxmask.tables import put
 
 MAX_IDS = 2**30
 
@@ -69,28 +70,46 @@ class RaggedSupport:
         """
         places = jnp.arange(columns.shape[1], dtype=jnp.int32)[None, :]
         sizes = jnp.where(places < counts[:, None], support.counts, 0)
-        ends = self.num_used + jnp.cumsum(sizes.reshape(-1), dtype=jnp.int32).reshape(sizes.shape)
-        has_room = (ends <= self.token_ids.shape[0]) | (sizes == 0)
-        num_kept = jnp.minimum(counts, jnp.where(has_room, places.shape[1], places).min(axis=1))
-        is_kept = places < num_kept[:, None]
-        begins = ends - sizes
+        begins, num_kept, num_used = self._places(sizes, counts)
         cells = jnp.arange(support.width, dtype=jnp.int32)[None, None, :]
-        is_id = is_kept[:, :, None] & (cells < sizes[:, :, None])
+        is_id = (places < num_kept[:, None])[:, :, None] & (cells < sizes[:, :, None])
         targets = jnp.where(is_id, begins[:, :, None] + cells, self.token_ids.shape[0])
-        pool = self.token_ids.at[targets.reshape(-1)].set(support.token_ids.reshape(-1), mode="drop")
-
-        def put(table: Array, values: Array) -> Array:
-            targets = jnp.where(is_kept, columns, table.shape[1])
-            return jax.vmap(lambda row, index, new: row.at[index].set(new, mode="drop"))(table, targets, values)
-
         written = dataclasses.replace(
             self,
-            token_ids=pool,
-            offsets=put(self.offsets, begins),
-            counts=put(self.counts, sizes),
-            num_used=jnp.minimum(ends[-1, -1], self.token_ids.shape[0]),
+            token_ids=self.token_ids.at[targets.reshape(-1)].set(support.token_ids.reshape(-1), mode="drop"),
+            offsets=put(self.offsets, begins, columns, num_kept),
+            counts=put(self.counts, sizes, columns, num_kept),
+            num_used=num_used,
         )
         return written, num_kept
+
+    def _places(
+        self, sizes: Int[Array, "B C"], counts: Int[Array, " B"]
+    ) -> tuple[Int[Array, "B C"], Int[Array, " B"], Int[Array, ""]]:
+        """Where each token's ids begin, how many tokens of each row have room, and the cells in use afterwards."""
+        ends = self.num_used + jnp.cumsum(sizes.reshape(-1), dtype=jnp.int32).reshape(sizes.shape)
+
+        def all_fit() -> tuple[Array, Array, Array]:
+            return ends - sizes, counts, ends[-1, -1]
+
+        def one_by_one() -> tuple[Array, Array, Array]:
+            def place_row(used: Array, row: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+                row_ends = used + jnp.cumsum(row[0], dtype=jnp.int32)
+                fits = (row_ends <= self.token_ids.shape[0]) | (row[0] == 0)
+                num_kept = jnp.minimum(jnp.cumprod(fits, dtype=jnp.int32).sum(dtype=jnp.int32), row[1])
+                after = jnp.where(num_kept > 0, row_ends[jnp.maximum(num_kept - 1, 0)], used)
+                return after, (row_ends - row[0], num_kept)
+
+            used, (begins, num_kept) = jax.lax.scan(place_row, self.num_used, (sizes, counts))
+            return begins, num_kept, used
+
+        # Row after row is slow, and needed only where some row asks for more than is left.
+        return jax.lax.cond(ends[-1, -1] <= self.token_ids.shape[0], all_fit, one_by_one)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Leading axes."""
+        return self.counts.shape
 
     def to_support(self) -> Support:
         """The same supports as cells [*B, W]. Runs under jit."""

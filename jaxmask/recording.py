@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from jaxmask.drawn import Sample, TopLogprobs
 from jaxmask.ragged_support import RaggedSupport
 from jaxmask.sampling import needs_bits
 from jaxmask.support import Support
+from jaxmask.tables import put
 
 
 @jax.tree_util.register_dataclass
@@ -139,28 +139,16 @@ class Recording:
         columns = (lengths - self.starts)[:, None] + jnp.arange(new.token_ids.shape[1], dtype=jnp.int32)[None, :]
         counts = new.counts
         if isinstance(self.support, Support):
-            support = _put(self.support, new.support, columns, counts)
+            support = put(self.support, new.support, columns, counts)
         else:
             support, counts = self.support.write(new.support, columns, counts)
         written = dataclasses.replace(
             self,
-            token_ids=_put(self.token_ids, new.token_ids, columns, counts),
-            logprobs=_put(self.logprobs, new.logprobs, columns, counts),
+            token_ids=put(self.token_ids, new.token_ids, columns, counts),
+            logprobs=put(self.logprobs, new.logprobs, columns, counts),
             support=support,
             num_steps=self.num_steps + is_running.astype(jnp.int32),
-            ranks=_put(self.ranks, new.ranks, columns, counts),
-            top=_put(self.top, new.top, columns, counts),
+            ranks=put(self.ranks, new.ranks, columns, counts),
+            top=put(self.top, new.top, columns, counts),
         )
         return written, counts
-
-
-def _put(tables: Any, cells: Any, columns: Int[Array, "B C"], counts: Int[Array, " B"]) -> Any:
-    """Tables [B, T, ...] with the first counts[b] of the cells [B, C, ...] in the given columns of each row."""
-    is_put = jnp.arange(columns.shape[1], dtype=jnp.int32)[None, :] < counts[:, None]
-
-    def put(table: Array, values: Array) -> Array:
-        targets = jnp.where(is_put, columns, table.shape[1])
-        # Row by row, so that rows cut over a mesh stay where they are.
-        return jax.vmap(lambda row, index, new: row.at[index].set(new, mode="drop"))(table, targets, values)
-
-    return jax.tree.map(put, tables, cells)

@@ -21,9 +21,7 @@ class Finish(enum.IntEnum):
     STOP = 1  # drew one of its stop ids, which is its last token
     LENGTH = 2  # reached its own or the call's limit
     ERROR = 3  # a row of logits held no finite entry; the tokens before it stand
-    OVERFLOW = (
-        4  # no room was left for the support of its next token (`generate(max_ids=...)`); the tokens before stand
-    )
+    OVERFLOW = 4  # `generate(max_ids=...)` had no room left for its next support; the tokens before stand
 
 
 @jax.tree_util.register_dataclass
@@ -46,8 +44,8 @@ class Rollout:
         context: read by the model, never trained on.
       policy_versions: version of the policy that sampled each token, as `TrainState.step` counts; -1 where none did;
         None: nobody said.
-      num_steps: steps in which each row was decoded: as many as its tokens, or fewer with a speculation that guessed
-        some; None: nobody counted.
+      num_steps: steps that each row took: one for each token, and one more where it ended with ERROR or OVERFLOW;
+        fewer with a speculation that guessed some. None: nobody counted.
     """
 
     prompt_ids: Int[Array, "P S"]

@@ -21,26 +21,9 @@ from jaxtyping import Array, Float, Int
 from jaxmask.batch import SamplingBatch
 from jaxmask.drawn import Sample
 from jaxmask.history import History
+from jaxmask.state import Decoding
 
 Draw = Callable[[Array, SamplingBatch, Array, History | None], Sample]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Read:
-    """Where rows stand before a step, as in `decoding.Decoding`.
-
-    Attributes:
-      last_ids: tokens still to be read.
-      cache: the model's, of the tokens before.
-      history: of prompt and output; None where no edit looks back.
-      lengths: tokens generated so far.
-    """
-
-    last_ids: Int[Array, " B"]
-    cache: Any
-    history: History | None
-    lengths: Int[Array, " B"]
 
 
 @runtime_checkable
@@ -53,13 +36,19 @@ class Speculation(Protocol):
         ...
 
     def start(
-        self, prompt_ids: Int[Array, "P S"], prompt_lengths: Int[Array, " P"], *, max_new_tokens: int, group_size: int
+        self,
+        prompt_ids: Int[Array, "P S"],
+        prompt_lengths: Int[Array, " P"],
+        *,
+        max_new_tokens: int,
+        group_size: int,
+        prefill_chunk_size: int | None,
     ) -> Any:
         """What it remembers of each of the P G rows before their first token."""
         ...
 
-    def propose(self, drafts: Any, batch: SamplingBatch, read: Read, draw: Draw) -> tuple[Int[Array, "B K"], Any]:
-        """Guesses at the next tokens, ids of the vocabulary, and what it remembers now."""
+    def propose(self, state: Decoding, batch: SamplingBatch, draw: Draw) -> tuple[Int[Array, "B K"], Any]:
+        """Guesses at the next tokens, ids of the vocabulary, and what `state.drafts` becomes."""
         ...
 
     def keep(self, drafts: Any, token_ids: Int[Array, "B C"], counts: Int[Array, " B"]) -> Any:
@@ -78,12 +67,18 @@ class RewindableCache(Protocol):
 
 @runtime_checkable
 class VerifyingModel(Protocol):
-    """A `Model` that reads several tokens at once; its caches can be rewound."""
+    """A `Model` that reads several tokens at once; its caches can be rewound (`RewindableCache`).
+
+    Its `prefill` takes `extend_size` besides: most tokens that will be read at once, or taken back.
+    """
 
     def extend_logits(
         self, token_ids: Int[Array, "B C"], counts: Int[Array, " B"], cache: Any
     ) -> tuple[Float[Array, "B C V"], Any]:
-        """Logits after each of the next counts[b] tokens of each row, and the cache that holds them."""
+        """Logits after each of the next counts[b] tokens of each row, and the cache that holds them.
+
+        A token that makes numbers which are not finite must not reach the logits of those before it.
+        """
         ...
 
 
@@ -111,29 +106,28 @@ def verify(
     model: Any,
     speculation: Speculation,
     batch: SamplingBatch,
-    read: Read,
-    drafts: Any,
+    state: Decoding,
     room: Int[Array, " B"],
     draw: Draw,
 ) -> Checked:
     """What the model draws after each guess; all rows read k + 1 tokens, or as many as they have `room` for."""
-    guesses, drafts = speculation.propose(drafts, batch, read, draw)
+    guesses, drafts = speculation.propose(state, batch, draw)
     num_rows, num_places = guesses.shape[0], guesses.shape[1] + 1
-    inputs = jnp.concatenate([read.last_ids[:, None], guesses], axis=1)
+    inputs = jnp.concatenate([state.last_ids[:, None], guesses], axis=1)
     num_read = jnp.minimum(room, num_places)
-    logits, cache = model.extend_logits(inputs, num_read, read.cache)
+    logits, cache = model.extend_logits(inputs, num_read, state.cache)
     places = jnp.tile(jnp.arange(num_places, dtype=jnp.int32), num_rows)
 
     def at_places(leaf: Array) -> Array:
         return jnp.repeat(leaf, num_places, axis=0)
 
-    history = read.history
+    history = state.history
     if history is not None:
         history = jax.tree.map(at_places, history).extend(at_places(guesses), places)
     drawn = draw(
         logits.reshape(-1, logits.shape[-1]),
         jax.tree.map(at_places, batch),
-        at_places(read.lengths) + places,
+        at_places(state.lengths) + places,
         history,
     )
     drawn = jax.tree.map(lambda leaf: leaf.reshape(num_rows, num_places, *leaf.shape[1:]), drawn)

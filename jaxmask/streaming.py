@@ -17,11 +17,12 @@ from jaxtyping import Array, Bool, Int
 
 from jaxmask import decoding
 from jaxmask.batch import SamplingBatch
-from jaxmask.decoding import Decoding, StepOptions
+from jaxmask.decoding import StepOptions
 from jaxmask.generate import prepared, with_limit
 from jaxmask.model import Model
 from jaxmask.recording import NewTokens
 from jaxmask.speculation import Speculation
+from jaxmask.state import Decoding
 
 
 def stream(
@@ -42,7 +43,8 @@ def stream(
 ) -> Iterator[NewTokens]:
     """The tokens of `generate`, step by step, as they are drawn; ends when every row has.
 
-    The device is one step ahead of the caller; its state is donated from step to step. Two programs per shape.
+    Prompts are read at the call. The device is one step ahead of the caller, and so takes one step more than is needed;
+    its state is donated from step to step. Two programs per shape.
 
     Args:
       model: as for `generate`, like the others not named here.
@@ -63,34 +65,27 @@ def stream(
       ValueError: at the call, as `generate`.
     """
     options = StepOptions(width, logprobs_mode, num_logprobs, pad_token_id, sharding, implementation)
-    counts = {"max_new_tokens": max_new_tokens, "group_size": 1}
+    counts = {"max_new_tokens": max_new_tokens, "group_size": 1, "prefill_chunk_size": prefill_chunk_size}
     batch, options = prepared(model, batch, prompt_ids, prompt_lengths, speculation, options, counts)
-    prompts = (prompt_ids.astype(jnp.int32), prompt_lengths.astype(jnp.int32))
-    return _steps(
-        model, with_limit(batch, max_new_tokens), prompts, max_new_tokens, prefill_chunk_size, speculation, options
-    )
-
-
-def _steps(
-    model: Model,
-    batch: SamplingBatch,
-    prompts: tuple[Int[Array, "P S"], Int[Array, " P"]],
-    max_new_tokens: int,
-    prefill_chunk_size: int | None,
-    speculation: Speculation | None,
-    options: StepOptions,
-) -> Iterator[NewTokens]:
+    batch = with_limit(batch, max_new_tokens)
     state = _start(
         model,
         batch,
-        *prompts,
+        prompt_ids.astype(jnp.int32),
+        prompt_lengths.astype(jnp.int32),
         speculation,
         max_new_tokens=max_new_tokens,
         prefill_chunk_size=prefill_chunk_size,
     )
+    return _steps(model, batch, state, speculation, options)
+
+
+def _steps(
+    model: Model, batch: SamplingBatch, state: Decoding, speculation: Speculation | None, options: StepOptions
+) -> Iterator[NewTokens]:
     state, new, is_going = _step(model, batch, state, speculation, options)
     while True:
-        # In flight while the caller looks at the step before.
+        # In flight while the caller looks at the step before; the last one is for nothing.
         state, following, goes_on = _step(model, batch, state, speculation, options)
         yield new
         if not np.asarray(is_going):

@@ -16,10 +16,11 @@ from jaxtyping import Array, Float, Int, Integer
 from jaxmask import ragged
 from jaxmask.drawn import TopLogprobs
 from jaxmask.params import check_count
+from jaxmask.ragged_support import RaggedSupport, as_cells
 from jaxmask.support import Support
 
 
-def to_csr(support: Support) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " R_plus_1"]]:
+def to_csr(support: Support | RaggedSupport) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " R_plus_1"]]:
     """Ids of all supports one after another (int32), and the offsets of the rows (int64, first 0, last N).
 
     Row r keeps `token_ids[offsets[r] : offsets[r + 1]]`, ascending; rows run over the flattened leading axes in
@@ -30,7 +31,7 @@ def to_csr(support: Support) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " R
 
     Source: vLLM, v1/outputs.py, SamplingMaskLists.
     """
-    flat = support.reshape(-1)
+    flat = as_cells(support).reshape(-1)
     packed = None if flat.packed is None else np.asarray(flat.packed)
     return ragged.from_cells(np.asarray(flat.token_ids), np.asarray(flat.counts), packed, support.vocab_size)
 

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from models.config import DecoderConfig
-from models.layers import gated, linear, rms_norm, rotate
+from models.layers import gated, linear, rms_norm, rotary_table, rotate, stored_rotary_table
 from models.sharding import MeshRules
 
 INIT_STD = 0.02  # GPT-2's, and the hub models' `initializer_range`
@@ -106,6 +106,16 @@ class Layer(nnx.Module):
         if self.rules is None:
             return x
         return self.rules.constrain(x, "batch", *(None,) * (x.ndim - 1 - len(last_axes)), *last_axes)
+
+
+def rotary_tables(positions: Int[Array, "*B"], config: DecoderConfig) -> list[Rotary | None]:
+    """Of each layer; layers with the same wavelengths share theirs."""
+    kinds = [config.theta_of(index) for index in range(config.num_layers)]
+    tables: dict = {None: None}
+    for kind in dict.fromkeys(kind for kind in kinds if kind is not None):
+        shape = (positions, config.head_dim, *kind)
+        tables[kind] = stored_rotary_table(*shape, config.max_length) if config.fixed_order else rotary_table(*shape)
+    return [tables[kind] for kind in kinds]
 
 
 def used(weight: Array, name: str, config: DecoderConfig, rules: MeshRules | None) -> Array:

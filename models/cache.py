@@ -83,6 +83,14 @@ class KVCache:
             return self.capacity
         return min(self.capacity, window + self.chunk_size - 1)
 
+    def check_chunk(self, num_tokens: int) -> None:
+        """Raises ValueError where a layer's window has no slots for so many tokens at once."""
+        is_narrow = any(self.num_slots(layer) < self.capacity for layer in range(len(self.windows)))
+        if num_tokens > self.chunk_size and is_narrow:
+            raise ValueError(
+                f"at most chunk_size={self.chunk_size} tokens go into this cache at once, got {num_tokens}"
+            )
+
     @property
     def starts(self) -> Int[Array, " B"]:
         """Position of each row's first own token."""

@@ -16,10 +16,10 @@ from jaxtyping import Array, Float, Int
 
 from jaxmask.scoring import soft_cap
 from models.attend import attend, attend_cache
-from models.block import Layer, Rotary, norm_weight, normal, normed, used
+from models.block import Layer, Rotary, norm_weight, normal, normed, rotary_tables, used
 from models.cache import KVCache
-from models.config import DecoderConfig
-from models.layers import head_logits, rotary_table, stored_rotary_table
+from models.config import DecoderConfig, require_count
+from models.layers import apart, head_logits
 from models.sharding import MeshRules
 
 
@@ -83,7 +83,13 @@ class Decoder(nnx.Module):
         return self._logits(self.hidden(token_ids, lengths))
 
     def prefill(
-        self, token_ids: Int[Array, "P S"], lengths: Int[Array, " P"], *, capacity: int, chunk_size: int | None = None
+        self,
+        token_ids: Int[Array, "P S"],
+        lengths: Int[Array, " P"],
+        *,
+        capacity: int,
+        chunk_size: int | None = None,
+        extend_size: int = 1,
     ) -> KVCache:
         """A cache that holds the first lengths[p] tokens of each right-padded row; no logits are computed.
 
@@ -92,15 +98,16 @@ class Decoder(nnx.Module):
           lengths: tokens to hold, in [0, S].
           capacity: slots per row, >= S.
           chunk_size: places read at once, which bounds the memory of long prompts; None: all of them.
+          extend_size: most tokens that `extend` will add, or `rewind` take back, at once.
 
         Raises:
-          ValueError: capacity is below S or beyond max_length, or chunk_size is below 1.
+          ValueError: capacity is below S or beyond max_length, or chunk_size or extend_size is below 1.
         """
         if chunk_size is None or chunk_size >= token_ids.shape[1]:
-            chunk_size = 1 if chunk_size is None else chunk_size
-            return self.read(token_ids, lengths, capacity=capacity, chunk_size=chunk_size)[1]
-        cache = self._empty_cache(token_ids, capacity, chunk_size)
-        return self._prefill_chunks(token_ids, lengths.astype(jnp.int32), cache)
+            return self.read(token_ids, lengths, capacity=capacity, chunk_size=extend_size)[1]
+        require_count("chunk_size", chunk_size)
+        cache = self._empty_cache(token_ids, capacity, max(chunk_size, extend_size))
+        return self._prefill_chunks(token_ids, lengths.astype(jnp.int32), cache, chunk_size)
 
     def read(
         self, token_ids: Int[Array, "P S"], lengths: Int[Array, " P"], *, capacity: int, chunk_size: int = 1
@@ -149,32 +156,35 @@ class Decoder(nnx.Module):
         Raises:
           ValueError: C exceeds the cache's chunk_size, and a layer's window has no slots for it.
         """
-        num_tokens = token_ids.shape[1]
-        is_narrow = any(cache.num_slots(index) < cache.capacity for index in range(self.config.num_layers))
-        if num_tokens > cache.chunk_size and is_narrow:
-            raise ValueError(
-                f"at most chunk_size={cache.chunk_size} tokens go into this cache at once, got {num_tokens}"
-            )
-        places = jnp.arange(num_tokens, dtype=jnp.int32)[None]
-        positions = cache.lengths[:, None] + places
-        rotaries = self._rotaries(positions)
-        hidden = self._embed(jnp.where(places < counts[:, None], token_ids, 0))
-        after = cache.advance(counts)
-        for index, layer in enumerate(self.layers):
-            queries, keys, values = layer.project(hidden, rotaries[index])
-            cache = cache.write(index, keys, values, counts)
-            hidden = layer.finish(hidden, attend_cache(queries, cache, index, positions, after.lengths, self.config))
-        return self._final(hidden), replace(cache, lengths=after.lengths)
+        return self._extend(token_ids, counts, cache)
 
     def extend_logits(
         self, token_ids: Int[Array, "B C"], counts: Int[Array, " B"], cache: KVCache
     ) -> tuple[Float[Array, "B C V"], KVCache]:
         """float32 logits of the token after each of up to C more, as in `extend`, and the cache that holds them.
 
-        A row with a count of 0 is left as it is. `KVCache.rewind` takes tokens back.
+        The tokens may be guesses: one whose numbers are not finite reaches no other, before or after it. A row with a
+        count of 0 is left as it is. `KVCache.rewind` takes tokens back.
         """
-        hidden, cache = self.extend(token_ids, counts, cache)
+        hidden, cache = self._extend(token_ids, counts, cache, are_guesses=True)
         return self._logits(hidden), cache
+
+    def _extend(
+        self, token_ids: Int[Array, "B C"], counts: Int[Array, " B"], cache: KVCache, are_guesses: bool = False
+    ) -> tuple[Float[Array, "B C D"], KVCache]:
+        cache.check_chunk(token_ids.shape[1])
+        places = jnp.arange(token_ids.shape[1], dtype=jnp.int32)[None]
+        positions = cache.lengths[:, None] + places
+        rotaries = rotary_tables(positions, self.config)
+        hidden = self._embed(jnp.where(places < counts[:, None], token_ids, 0))
+        after = cache.advance(counts)
+        for index, layer in enumerate(self.layers):
+            queries, keys, values = layer.project(hidden, rotaries[index])
+            if are_guesses:
+                hidden, keys, values = apart(hidden, keys, values)
+            cache = cache.write(index, keys, values, counts)
+            hidden = layer.finish(hidden, attend_cache(queries, cache, index, positions, after.lengths, self.config))
+        return self._final(hidden), replace(cache, lengths=after.lengths)
 
     def _empty_cache(self, token_ids: Int[Array, "P S"], capacity: int, chunk_size: int) -> KVCache:
         num_rows, num_tokens = token_ids.shape
@@ -186,8 +196,9 @@ class Decoder(nnx.Module):
         dtype = self.final_norm.dtype if self.config.compute_dtype is None else self.config.compute_dtype
         return KVCache.empty(num_rows, capacity, self.config, dtype, chunk_size)
 
-    def _prefill_chunks(self, token_ids: Int[Array, "P S"], lengths: Int[Array, " P"], cache: KVCache) -> KVCache:
-        size = cache.chunk_size
+    def _prefill_chunks(
+        self, token_ids: Int[Array, "P S"], lengths: Int[Array, " P"], cache: KVCache, size: int
+    ) -> KVCache:
         num_chunks = -(-token_ids.shape[1] // size)
         padded = jnp.pad(token_ids, ((0, 0), (0, num_chunks * size - token_ids.shape[1])))
 
@@ -206,7 +217,7 @@ class Decoder(nnx.Module):
         places = jnp.arange(token_ids.shape[1], dtype=jnp.int32)[None]
         if lengths is not None:
             token_ids = jnp.where(places < lengths[:, None], token_ids, 0)
-        return self._embed(token_ids), self._rotaries(jnp.broadcast_to(places, token_ids.shape))
+        return self._embed(token_ids), rotary_tables(jnp.broadcast_to(places, token_ids.shape), self.config)
 
     def _weight(self, name: str) -> Array:
         return used(getattr(self, name)[...], name, self.config, self.rules)
@@ -226,16 +237,6 @@ class Decoder(nnx.Module):
             # Rounded to the dtype first, as the weights were trained.
             hidden = hidden * jnp.asarray(self.config.width**0.5, hidden.dtype)
         return hidden if self.rules is None else self.rules.constrain(hidden, "batch")
-
-    def _rotaries(self, positions: Int[Array, "*B"]) -> list[Rotary | None]:
-        """Of each layer; layers with the same wavelengths share theirs."""
-        kinds = [self.config.theta_of(index) for index in range(self.config.num_layers)]
-        tables: dict = {None: None}
-        for kind in dict.fromkeys(kind for kind in kinds if kind is not None):
-            shape = (positions, self.config.head_dim, *kind)
-            stored = self.config.fixed_order
-            tables[kind] = stored_rotary_table(*shape, self.max_length) if stored else rotary_table(*shape)
-        return [tables[kind] for kind in kinds]
 
 
 def _forward(

@@ -33,6 +33,19 @@ def head_logits(hidden: Float[Array, "*B D"], head: Float[Array, "V D"]) -> Floa
     return jax.lax.dot_general(hidden, head, contraction, precision=PRECISION, preferred_element_type=jnp.float32)
 
 
+def apart(
+    hidden: Float[Array, "B C D"], keys: Float[Array, "B C K Hd"], values: Float[Array, "B C K Hd"]
+) -> tuple[Float[Array, "B C D"], Float[Array, "B C K Hd"], Float[Array, "B C K Hd"]]:
+    """The same, but where a token's key or value is not finite these are 0 and its own state is NaN.
+
+    What attention does not look at still meets its weights as 0 times the value, which would be NaN for all others.
+    """
+    is_whole = (jnp.isfinite(keys) & jnp.isfinite(values)).all(axis=(2, 3))
+    in_heads = is_whole[:, :, None, None]
+    keys, values = jnp.where(in_heads, keys, 0), jnp.where(in_heads, values, 0)
+    return jnp.where(is_whole[:, :, None], hidden, jnp.nan), keys, values
+
+
 def ordered_sum(x: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
     """The sum over an axis, which stays with size 1, in an order that is written out: it rounds alike in every program.
 

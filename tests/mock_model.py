@@ -39,7 +39,7 @@ class Mock:
     table: jax.Array
     max_length: int = dataclasses.field(default=64, metadata={"static": True})
 
-    def prefill(self, token_ids, lengths, *, capacity, chunk_size=1):
+    def prefill(self, token_ids, lengths, *, capacity, chunk_size=1, extend_size=1):
         states = jnp.zeros((token_ids.shape[0], capacity + 1), jnp.int32)
         cache = Memory(states, jnp.zeros_like(lengths))
         for column in range(token_ids.shape[1]):

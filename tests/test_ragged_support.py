@@ -65,6 +65,19 @@ def test_a_row_whose_support_finds_no_room_ends_before_it():
         assert not np.asarray(cut.support.counts)[row, length:].any()
 
 
+def test_one_row_that_asks_for_too_much_leaves_the_others_their_room():
+    lists = [[[1]], [[2, 3, 4]], [[5]], [[6, 7]]]
+    new = Support.from_lists([row for rows in lists for row in rows], vocab_size=20, width=3).reshape(4, 1)
+    columns, counts = jnp.zeros((4, 1), jnp.int32), jnp.ones(4, jnp.int32)
+    written, kept = RaggedSupport.empty((4, 2), 3, 3, 20).write(new, columns, counts)
+    assert kept.tolist() == [1, 0, 1, 0]
+    assert written.to_lists() == [[[1], []], [[], []], [[5], []], [[], []]]
+    assert int(written.num_used) == 2
+    again, kept = written.write(new[jnp.array([0, 0, 0, 0])], columns + 1, jnp.array([0, 0, 1, 1], jnp.int32))
+    assert kept.tolist() == [0, 0, 1, 0]
+    assert again.to_lists() == [[[1], []], [[], []], [[5], [1]], [[], []]]
+
+
 def test_many_tokens_at_once():
     """A row stops at the first of its tokens that finds no room; the one behind it would leave a gap."""
     lists = [[[1, 2], [3], [4, 5, 6]], [[7], [8, 9, 10], [11]], [[], [], [12]]]
@@ -75,8 +88,9 @@ def test_many_tokens_at_once():
     assert kept.tolist() == [2, 3, 1]
     assert written.to_lists() == [[[], [], [1, 2], [3], []], [[], [], [7], [8, 9, 10], [11]], [[]] * 5]
     written, kept = RaggedSupport.empty((3, 5), 6, 4, 20).write(new, columns, jnp.array([2, 3, 3], jnp.int32))
-    assert kept.tolist() == [2, 1, 2]
-    assert written.to_lists() == [[[], [], [1, 2], [3], []], [[], [], [7], [], []], [[]] * 5]
+    assert kept.tolist() == [2, 1, 3]
+    assert written.to_lists() == [[[], [], [1, 2], [3], []], [[], [], [7], [], []], [[], [], [], [], [12]]]
+    assert int(written.num_used) == 5
 
 
 def test_what_does_not_fit_is_refused():

@@ -9,7 +9,8 @@ import tolerances
 from mock_model import Mock, V, fixed_model, random_model
 
 from jaxmask import DraftModel, Finish, PromptLookup, Rollout, SamplingBatch, SamplingParams, generate, stream
-from jaxmask.speculation import Read, RewindableCache, Speculation, VerifyingModel
+from jaxmask.speculation import RewindableCache, Speculation, VerifyingModel
+from jaxmask.state import Decoding
 
 PROMPTS = jnp.array([[3, 1, 4, 1], [1, 5, 0, 0], [9, 2, 6, 5], [3, 0, 0, 0]], jnp.int32)
 LENGTHS = jnp.array([4, 2, 4, 1], jnp.int32)
@@ -50,13 +51,13 @@ class Oracle:
     num_right: jax.Array
     num_tokens: int = dataclasses.field(default=3, metadata={"static": True})
 
-    def start(self, prompt_ids, prompt_lengths, *, max_new_tokens, group_size):
+    def start(self, prompt_ids, prompt_lengths, *, max_new_tokens, group_size, prefill_chunk_size):
         return jnp.zeros(prompt_ids.shape[0] * group_size, jnp.int32)
 
-    def propose(self, drafts, batch, read, draw):
-        places = drafts[:, None] + jnp.arange(self.num_tokens, dtype=jnp.int32)[None, :]
+    def propose(self, state, batch, draw):
+        places = state.drafts[:, None] + jnp.arange(self.num_tokens, dtype=jnp.int32)[None, :]
         ids = jnp.take_along_axis(self.token_ids, jnp.minimum(places, self.token_ids.shape[1] - 1), axis=1)
-        return jnp.where(places < self.num_right[:, None], ids, (ids + 1) % V), drafts
+        return jnp.where(places < self.num_right[:, None], ids, (ids + 1) % V), state.drafts
 
     def keep(self, drafts, token_ids, counts):
         return drafts + counts
@@ -159,10 +160,11 @@ def lookup(text, **options) -> list[int]:
     # One shape for all: the cells past the text are never read.
     ids = jnp.array([text + [text[-1]] * (12 - len(text))], jnp.int32)
     lengths = jnp.array([len(text)], jnp.int32)
-    drafts = speculation.start(ids, lengths, max_new_tokens=4, group_size=1)
+    drafts = speculation.start(ids, lengths, max_new_tokens=4, group_size=1, prefill_chunk_size=None)
     batch = SamplingBatch.from_params(SamplingParams(), vocab_size=V)
-    read = Read(jnp.array(text[-1:], jnp.int32), None, None, jnp.zeros(1, jnp.int32))
-    return speculation.propose(drafts, batch, read, lambda *_: None)[0][0].tolist()
+    zeros = jnp.zeros(1, jnp.int32)
+    state = Decoding(jnp.array(text[-1:], jnp.int32), None, None, zeros, zeros, drafts)
+    return speculation.propose(state, batch, lambda *_: None)[0][0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -206,9 +208,11 @@ def test_the_law_is_exact():
     assert ((counts - expected) ** 2 / expected).sum() < 18.4
 
 
-def test_what_cannot_guess_is_refused():
+def test_what_cannot_guess_is_refused(unchecked):
     with pytest.raises(ValueError, match="num_tokens must be at least 1, got 0"):
         PromptLookup(num_tokens=0)
+    with pytest.raises(ValueError, match=r"min_ngram must be an integer, got float 1\.5"):
+        PromptLookup(min_ngram=1.5)
     with pytest.raises(ValueError, match=r"min_ngram must be in \[1, max_ngram=2\], got 3"):
         PromptLookup(max_ngram=2, min_ngram=3)
     with pytest.raises(ValueError, match="num_tokens must be at least 1, got 0"):
@@ -223,6 +227,13 @@ def test_what_cannot_guess_is_refused():
 
     with pytest.raises(ValueError, match="speculation needs a model with extend_logits, which Plain lacks"):
         run(Plain(), speculation=PromptLookup())
+    with pytest.raises(ValueError, match="speculation must be a Speculation such as PromptLookup"):
+        run(random_model(), speculation="ngram")
+    with pytest.raises(ValueError, match="the draft model must have prefill and decode, got NoneType"):
+        run(random_model(), speculation=DraftModel(None))
+    narrow = Mock(random_model().table[:, : V - 1])
+    with pytest.raises(ValueError, match="the draft model must have 40 ids, got 39"):
+        run(random_model(), speculation=DraftModel(narrow))
     small = random_model(max_length=20)
     with pytest.raises(ValueError, match=r"prompt width 4 \+ max_new_tokens 12 \+ 6 guesses exceed .* max_length 20"):
         run(random_model(), speculation=DraftModel(small, num_tokens=5))

@@ -64,5 +64,7 @@ def test_settings_never_compile_anew():
 def test_errors_come_at_the_call():
     with pytest.raises(ValueError, match=r"prompt_ids must be in \[0, 40\)"):
         stream(random_model(), batch_of(), PROMPTS + V, LENGTHS, **SHAPES)
+    with pytest.raises(ValueError, match="prefill_chunk_size must be at least 1, got 0"):
+        stream(random_model(), batch_of(), PROMPTS, LENGTHS, prefill_chunk_size=0, **SHAPES)
     with pytest.raises(ValueError, match="num_logprobs must be"):
         stream(random_model(), batch_of(), PROMPTS, LENGTHS, num_logprobs=-1, **SHAPES)

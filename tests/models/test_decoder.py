@@ -142,6 +142,32 @@ def test_a_row_that_is_given_no_tokens_is_left_as_it_is(windowed):
         np.testing.assert_array_equal(old[::2], new[::2])
 
 
+def test_a_broken_guess_reaches_no_other_token(any_decoder):
+    """P24: a token whose numbers are not finite, guessed and taken back, leaves nothing behind."""
+    broken = 30
+    table = any_decoder.embedding[...].at[broken].set(jnp.nan)
+    decoder = jax.tree.map(lambda leaf: table if leaf.shape == table.shape else leaf, any_decoder)
+    text = np.minimum(TOKEN_IDS, broken - 1)
+    before = read(decoder, text[:, :7], LENGTHS, 12, 3)
+    guesses = np.array(next_tokens(before, text, 3))
+    right, _ = extend_logits(decoder, guesses, np.full(3, 3, np.int32), before)
+    guesses[:, 1] = broken
+    found, after = extend_logits(decoder, guesses, np.full(3, 3, np.int32), before)
+    np.testing.assert_array_equal(found[:, 0, :broken], right[:, 0, :broken])
+    assert np.isnan(found[:, 1]).all()
+    assert np.isfinite(right[:, 1:, :broken]).all()
+    back = after.rewind(jnp.full(3, 2, jnp.int32))
+    again, _ = extend_logits(decoder, np.array(next_tokens(back, text, 3)), np.full(3, 2, np.int32), back)
+    close(again[:, :2, :broken], right[:, 1:, :broken])
+
+
+def test_room_for_guesses_is_no_more_than_they_take(windowed, unchecked):
+    for chunk_size in (None, 5):
+        options = {"capacity": 12, "chunk_size": chunk_size, "extend_size": 3}
+        cache = jax.eval_shape(lambda *inputs, o=options: windowed.prefill(*inputs, **o), TOKEN_IDS, LENGTHS)
+        assert cache.keys[0].shape[-1] == 4 + max(chunk_size or 1, 3) - 1
+
+
 def test_inserted_rows_go_on_as_if_they_had_been_read_there(windowed):
     """Rows 2 and 0 of three prompts, read with fewer slots, into rows 0 and 1 of a cache in use."""
     cache = read(windowed, TOKEN_IDS[:, :7], LENGTHS, 12, 3)
@@ -218,7 +244,7 @@ def test_texts_beyond_the_models_length_and_none_at_all_are_refused(decoder):
     for columns in (0, 33):
         with pytest.raises(ValueError, match=f"1 to max_length=32 columns, got {columns}"):
             decoder.hidden(jnp.zeros((1, columns), jnp.int32))
-    with pytest.raises(ValueError, match="chunk_size must be an integer >= 1, got 0"):
+    with pytest.raises(ValueError, match="chunk_size=0 is not supported, allowed: an integer >= 1"):
         decoder.prefill(jnp.asarray(TOKEN_IDS), jnp.asarray(LENGTHS), capacity=12, chunk_size=0)
 
 
