@@ -4,7 +4,6 @@ Heads come first, so that each head's keys and its values are one matrix. Keys l
 XLA:CPU multiplies both as they lie. A token's slot is its index modulo the number of slots.
 """
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -35,14 +34,12 @@ def written(
     slots: Float[Array, "B K M N"], tokens: Float[Array, "B C K Hd"], places: Int[Array, "B C"], axis: int
 ) -> Float[Array, "B K M N"]:
     """The slots with a token at each place; places past the last slot are dropped."""
-
-    def put(of_head: Float[Array, "M N"], new: Float[Array, "C Hd"], place: Int[Array, " C"]) -> Float[Array, "M N"]:
-        if axis == KEYS:
-            return of_head.at[:, place].set(new.T, mode="drop")
-        return of_head.at[place].set(new, mode="drop")
-
-    # Head by head: a single index for a whole row would become an update that XLA:CPU fuses twice, with a copy.
-    return jax.vmap(jax.vmap(put, in_axes=(0, 1, None)))(slots, tokens, places)
+    rows = jnp.arange(slots.shape[0], dtype=jnp.int32)[:, None, None]
+    # An index for each head: with one for a whole row, and a single row, XLA:CPU writes into copies of the slots.
+    heads = jnp.arange(slots.shape[1], dtype=jnp.int32)[None, None]
+    if axis == KEYS:
+        return slots.at[rows, heads, :, places[:, :, None]].set(tokens, mode="drop")
+    return slots.at[rows, heads, places[:, :, None]].set(tokens, mode="drop")
 
 
 def inserted(
