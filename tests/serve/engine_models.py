@@ -9,8 +9,8 @@ import numpy as np
 import oracle
 import pytest
 import tolerances
+from mock_model import NUM_STATES, Mock, V
 from stub_text import Pieces
-from test_generate import NUM_STATES, Mock, V
 
 from jaxmask import SamplingParams
 from serve.compilation import compiled_so_far
@@ -24,21 +24,11 @@ assert len(PIECES) == V
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Known(Mock):
-    """A `Mock` that says how many ids it has, and reads whole rows."""
+    """A `Mock` that says how many ids it has."""
 
     @property
     def vocab_size(self):
         return self.table.shape[1]
-
-    def logits(self, token_ids, lengths=None):
-        states = [jnp.zeros(token_ids.shape[0], jnp.int32)]
-        for column in range(token_ids.shape[1]):
-            states.append(self._next(states[-1], token_ids[:, column]))
-        return self.table[jnp.stack(states[1:], axis=1)]
-
-    def logits_after(self, prefix):
-        """On the host."""
-        return np.asarray(self.table)[self.state_after(prefix)]
 
 
 def known_model(seed=0, scale=2.0, max_length=64):
@@ -86,7 +76,7 @@ def assert_truthful(output, params, model, has_logprobs=True):
         masks, logprobs = completion.sampling_mask, completion.logprobs
         for step, token in enumerate(completion.token_ids):
             before = completion.token_ids[:step]
-            edited = oracle.edit(model.logits_after(prompt + before), params, prompt=prompt, output=before, eos=(EOS,))
+            edited = oracle.edit(model.logits(prompt + before), params, prompt=prompt, output=before, eos=(EOS,))
             truth = oracle.truth(edited[None], [params])
             assert truth.is_exact.all()
             keep = truth.keep()
@@ -131,7 +121,7 @@ MIXED = [
 
 def warm(engine):
     """Compiles what all further calls of this shape need."""
-    prompts, params = [*PROMPTS, [3] * 17, [3] * 33], [*MIXED, *[changed(prompt_logprobs=3)] * 2]
+    prompts, params = [*PROMPTS, [3] * 17], [*MIXED, MASKED]
     for number, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
         engine.add_request(f"warm {number}", prompt, one)
     while engine.has_unfinished_requests():
