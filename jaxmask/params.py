@@ -22,7 +22,7 @@ MAX_NUM_SAMPLES = 16384
 _TINY = 2.0**-126
 # Kept as Python's integers: NumPy's do not hold 64-bit seeds in arithmetic.
 _INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
-_FLAGS = ("include_stop_str_in_output", "skip_special_tokens", "detokenize")
+_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
 # Also what the serving layer says of a model without a tokenizer.
 NO_TEXT_TO_STOP = "stop strings are only supported when detokenize is True. Set detokenize=True to use stop."
 
@@ -47,7 +47,8 @@ class SamplingParams:
         cut there, the token that completes one is kept whole.
       stop_token_ids: ids that end the completion; they are kept as its last token.
       ignore_eos: do not end at the model's EOS ids.
-      logprobs: number of top log-probabilities to report per token; -1 for all; None for none (serving layer).
+      logprobs: number of top log-probabilities to report per token, at most 4096; -1 for all ids of a vocabulary that
+        has no more; None for none (serving layer).
       prompt_logprobs: the same for prompt tokens (serving layer).
       logit_bias: id -> value added to the logit, clamped to [-100, 100].
       allowed_token_ids: only these ids can be drawn.
@@ -91,8 +92,9 @@ class SamplingParams:
             if getattr(self, field) is not None:
                 self._set(field, check_integer(field, getattr(self, field)))
         for field in _FLAGS:
-            if not isinstance(getattr(self, field), bool):
-                raise ValueError(f"{field} must be True or False, got {getattr(self, field)!r}.")
+            check_flag(field, getattr(self, field))
+        if self.return_sampling_mask is not None:
+            check_flag("return_sampling_mask", self.return_sampling_mask)
         self._check_filters()
         self._check_penalties()
         self._check_lengths()
@@ -174,6 +176,12 @@ def check_logprobs_mode(mode: str) -> None:
     """Raises ValueError unless `mode` is one of `LOGPROBS_MODES`."""
     if mode not in LOGPROBS_MODES:
         raise ValueError(f"logprobs_mode must be one of {', '.join(LOGPROBS_MODES)}, got {mode!r}.")
+
+
+def check_flag(field: str, value: Any) -> None:
+    """Raises ValueError unless the value is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{field} must be True or False, got {value!r}.")
 
 
 def check_integer(field: str, value: Any) -> int:

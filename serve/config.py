@@ -16,7 +16,7 @@ import numpy as np
 from jaxmask import DraftModel, PromptLookup
 from jaxmask.checks import check_engine
 from jaxmask.model import Model
-from jaxmask.params import SamplingParams, check_count, check_integer
+from jaxmask.params import SamplingParams, check_count, check_flag, check_integer
 from jaxmask.speculation import Speculation
 
 # Wider supports are kept as bits.
@@ -48,7 +48,8 @@ class EngineConfig:
       min_num_seqs: slots for completions that there are at least, like min_model_len for their tokens: larger numbers
         waste steps of the device, and save compilations where requests come one by one.
       min_model_len: see min_num_seqs.
-      max_logprobs: most top log-probabilities per token that a request may ask for; -1: the whole vocabulary.
+      max_logprobs: most top log-probabilities per token that a request may ask for; -1: the whole vocabulary. 4096 in
+        any case.
       unbounded_support: allow supports without top_k; they may then be as large as the vocabulary.
       seed: from which requests without a seed get theirs, in the order in which they come; None: at random.
       speculation: guesses tokens ahead; None: one token at a time.
@@ -78,10 +79,14 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Checks the fields."""
+        for field in ("return_sampling_mask", "unbounded_support"):
+            check_flag(field, getattr(self, field))
         check_engine(return_sampling_mask=self.return_sampling_mask, logprobs_mode=self.logprobs_mode)
         for field in _COUNTS:
             if getattr(self, field) is not None:
                 check_count(field, getattr(self, field))
+        if self.min_num_seqs > self.max_num_seqs:
+            raise ValueError(f"min_num_seqs must be at most max_num_seqs={self.max_num_seqs}, got {self.min_num_seqs}.")
         if check_integer("max_logprobs", self.max_logprobs) < -1:
             raise ValueError(f"max_logprobs must be non-negative or -1, got {self.max_logprobs}.")
         if self.seed is not None:

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 from jax.typing import DTypeLike
 from rich.console import Console
 
 import models
-from jaxmask import DraftModel, SamplingParams
+from jaxmask import SamplingParams
 from jaxmask.model import Model
-from jaxmask.params import check_count
-from jaxmask.speculation import Speculation
 from serve.compilation import compiled_so_far, persistent_cache
-from serve.config import EngineConfig, ngram_speculation
+from serve.config import EngineConfig
 from serve.engine import Engine
+from serve.inputs import (
+    Message,
+    Prompt,
+    conversations,
+    dtype_of,
+    generation_defaults,
+    listed_prompts,
+    settings_of,
+    speculation_of,
+)
 from serve.outputs import RequestOutput
 from serve.progress import progress_bar
-from serve.requests import Request, TokenIds
+from serve.requests import Request
 from serve.stats import CallStats, call_stats
-
-Prompt = str | TokenIds | Mapping[str, Any]
-Message = Mapping[str, Any]
-_DRAFT = ("method", "model", "num_speculative_tokens")
 
 
 class LLM:
@@ -69,12 +71,14 @@ class LLM:
           ValueError: settings out of range or, with vLLM's texts, that supports cannot go with.
           TypeError: an unknown setting.
         """
-        speculation = None if speculative_config is None else _speculation(speculative_config, dtype)
+        speculation = None if speculative_config is None else speculation_of(speculative_config, dtype)
         config = EngineConfig(**engine_settings, speculation=speculation)
         if isinstance(model, (str, Path)):
-            model, own_tokenizer = models.load(model, _dtype(dtype))
+            model, own_tokenizer = models.load(model, dtype_of(dtype))
             tokenizer = own_tokenizer if tokenizer is None else tokenizer
-        defaults = _generation_defaults(generation_config, tokenizer)
+        elif not isinstance(model, Model):
+            raise ValueError(f"model must be a name, a path or a model with prefill and decode, got {model!r:.100}.")
+        defaults = generation_defaults(generation_config, tokenizer)
         self.engine = Engine(model, tokenizer, config, generation_defaults=defaults)
         self.last_stats: CallStats | None = None
         self._tokenizer, self._cache_dir, self._num_requests = tokenizer, compilation_cache_dir, 0
@@ -104,15 +108,10 @@ class LLM:
         Raises:
           ValueError: a prompt or settings that cannot be answered, or another number of settings than of prompts.
         """
-        listed = _listed(prompts)
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            settings = [sampling_params] * len(listed)
-        else:
-            settings = list(sampling_params)
-        if len(settings) != len(listed):
-            raise ValueError(
-                f"The lengths of prompts and params must be the same, got {len(listed)} and {len(settings)}."
-            )
+        listed = listed_prompts(prompts)
+        settings = settings_of(sampling_params, len(listed))
+        if self.engine.has_unfinished_requests():
+            raise ValueError("the engine is answering requests of others: let it finish, or reset it")
         pairs = enumerate(zip(listed, settings, strict=True), start=self._num_requests)
         requests = [self._request(str(number), prompt, params) for number, (prompt, params) in pairs]
         self._num_requests += len(requests)
@@ -143,7 +142,7 @@ class LLM:
         """
         if self._tokenizer is None:
             raise ValueError("chat needs a tokenizer with a chat template, which this model does not have.")
-        many = messages if messages and not isinstance(messages[0], Mapping) else [messages]
+        many = conversations(messages)
         values = {**(chat_template_kwargs or {}), **({} if tools is None else {"tools": tools})}
         prompts = []
         for conversation in many:
@@ -181,38 +180,3 @@ class LLM:
         answers = [outputs[request.request_id] for request in requests]
         self.last_stats = call_stats(answers, before, self.engine.counters, compiled, time.perf_counter() - started)
         return answers
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Many prompts; one that stands alone becomes the only one. A list of numbers is one prompt."""
-    if isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and isinstance(prompts[0], numbers.Number)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)
-
-
-def _dtype(dtype: DTypeLike) -> DTypeLike:
-    return jnp.float32 if isinstance(dtype, str) and dtype == "auto" else jnp.dtype(dtype)
-
-
-def _generation_defaults(generation_config: str | Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
-    if isinstance(generation_config, Mapping):
-        return dict(generation_config)
-    if generation_config not in ("auto", "vllm"):
-        raise ValueError(f"generation_config must be 'auto', 'vllm' or a mapping, got {generation_config!r}.")
-    is_own = generation_config == "auto" and tokenizer is not None
-    return dict(tokenizer.generation_defaults) if is_own else {}
-
-
-def _speculation(settings: Mapping[str, Any], dtype: DTypeLike) -> Speculation:
-    method = settings.get("method")
-    if method == "ngram":
-        return ngram_speculation(settings)
-    if method != "draft_model" or "model" not in settings or set(settings) - set(_DRAFT):
-        raise ValueError(
-            f"speculative_config must have the method 'ngram', or 'draft_model' with {', '.join(_DRAFT[1:])}, got "
-            f"{dict(settings)!r:.200}."
-        )
-    model = settings["model"]
-    draft = models.load(model, _dtype(dtype))[0] if isinstance(model, (str, Path)) else model
-    num_tokens = check_count("num_speculative_tokens", settings.get("num_speculative_tokens", 4))
-    return DraftModel(draft, num_tokens=num_tokens)
