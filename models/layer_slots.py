@@ -41,8 +41,10 @@ def written(
             return of_head.at[:, place].set(new.T, mode="drop")
         return of_head.at[place].set(new, mode="drop")
 
-    # Head by head: a single index for a whole row would become an update that XLA:CPU fuses twice, with a copy.
-    return jax.vmap(jax.vmap(put, in_axes=(0, 1, None)))(slots, tokens, places)
+    # Places for each head: with one for all heads, and a single row, XLA:CPU writes into copies of the slots. Mapped
+    # rather than indexed, rows and heads stay where they lie on a mesh.
+    of_heads = jnp.broadcast_to(places[:, None], (*slots.shape[:2], places.shape[1]))
+    return jax.vmap(jax.vmap(put, in_axes=(0, 1, 0)))(slots, tokens, of_heads)
 
 
 def inserted(
