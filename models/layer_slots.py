@@ -4,6 +4,7 @@ Heads come first, so that each head's keys and its values are one matrix. Keys l
 XLA:CPU multiplies both as they lie. A token's slot is its index modulo the number of slots.
 """
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -34,12 +35,16 @@ def written(
     slots: Float[Array, "B K M N"], tokens: Float[Array, "B C K Hd"], places: Int[Array, "B C"], axis: int
 ) -> Float[Array, "B K M N"]:
     """The slots with a token at each place; places past the last slot are dropped."""
-    rows = jnp.arange(slots.shape[0], dtype=jnp.int32)[:, None, None]
-    # An index for each head: with one for a whole row, and a single row, XLA:CPU writes into copies of the slots.
-    heads = jnp.arange(slots.shape[1], dtype=jnp.int32)[None, None]
-    if axis == KEYS:
-        return slots.at[rows, heads, :, places[:, :, None]].set(tokens, mode="drop")
-    return slots.at[rows, heads, places[:, :, None]].set(tokens, mode="drop")
+
+    def put(of_head: Float[Array, "M N"], new: Float[Array, "C Hd"], place: Int[Array, " C"]) -> Float[Array, "M N"]:
+        if axis == KEYS:
+            return of_head.at[:, place].set(new.T, mode="drop")
+        return of_head.at[place].set(new, mode="drop")
+
+    # Places for each head: with one for all heads, and a single row, XLA:CPU writes into copies of the slots. Mapped
+    # rather than indexed, rows and heads stay where they lie on a mesh.
+    of_heads = jnp.broadcast_to(places[:, None], (*slots.shape[:2], places.shape[1]))
+    return jax.vmap(jax.vmap(put, in_axes=(0, 1, 0)))(slots, tokens, of_heads)
 
 
 def inserted(
