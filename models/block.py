@@ -1,5 +1,7 @@
 """One block of the decoder: its parameters, and the parts of its formula that do not depend on where keys come from."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -7,7 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from models.config import DecoderConfig
-from models.layers import gated, linear, rms_norm, rotary_table, rotate, stored_rotary_table
+from models.layers import gated, linear, num_blocks, rms_norm, rotary_table, rotate, stored_rotary_table
 from models.sharding import MeshRules
 
 INIT_STD = 0.02  # GPT-2's, and the hub models' `initializer_range`
@@ -80,7 +82,11 @@ class Layer(nnx.Module):
 
     def _linear(self, x: Float[Array, "*B I"], name: str) -> Float[Array, "*B O"]:
         has_bias = self.config.attention_bias and name in ("query", "key", "value")
-        y = linear(x, self.weight(name), self.weight(f"{name}_bias") if has_bias else None)
+        weight = self.weight(name)
+        # On a mesh, blocks would not lie as the outputs are cut; in a fixed order, few rows must round as many do.
+        is_plain = self.rules is not None or self.config.fixed_order
+        blocks = 1 if is_plain else num_blocks(math.prod(x.shape[:-1]), weight.shape[0])
+        y = linear(x, weight, self.weight(f"{name}_bias") if has_bias else None, blocks)
         lora = self.config.lora
         if lora is None or name not in lora.targets:
             return y

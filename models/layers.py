@@ -12,19 +12,40 @@ from models.config import Activation, Llama3RopeScaling, RopeScaling
 
 # GPUs would otherwise multiply float32 as TF32, which breaks the learner's 1e-5 agreement with the sampler.
 PRECISION = jax.lax.Precision.HIGHEST
+NUM_BLOCKS, MAX_ROWS_IN_BLOCKS = 4, 16
 
 
 def linear(
-    x: Float[Array, "*B I"], weight: Float[Array, "O I"], bias: Float[Array, " O"] | None = None
+    x: Float[Array, "*B I"], weight: Float[Array, "O I"], bias: Float[Array, " O"] | None = None, num_blocks: int = 1
 ) -> Float[Array, "*B O"]:
     """x @ weight.T + bias, with the weight as the hub files store it: one row per output.
 
-    Both operands contract their last axis. On XLA:CPU (jax 0.10.2 and 0.12.0, two machines) no layout is faster at the
-    batch sizes of rollouts, and 16 blocks of outputs as one batched product are up to twice slower
-    (`benchmarks/decoder.py --only layouts`).
+    Both operands contract their last axis. On XLA:CPU (jax 0.10.2 and 0.12.0, two machines) no layout of the weights is
+    faster at the batch sizes of rollouts (`benchmarks/decoder.py --only layouts`).
+
+    Args:
+      x: rows.
+      weight: one row per output.
+      bias: of each output; None for none.
+      num_blocks: computes the outputs as so many blocks of one batched product; see `num_blocks`.
     """
-    y = jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())), precision=PRECISION)
+    if num_blocks == 1:
+        y = jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())), precision=PRECISION)
+    else:
+        rows, blocks = x.reshape(-1, x.shape[-1]), weight.reshape(num_blocks, -1, weight.shape[1])
+        same = jnp.broadcast_to(rows[None], (num_blocks, *rows.shape))
+        y = jnp.einsum("gni,goi->ngo", same, blocks, precision=PRECISION).reshape(*x.shape[:-1], -1)
     return y if bias is None else y + jnp.broadcast_to(bias, y.shape)
+
+
+def num_blocks(num_rows: int, num_outputs: int) -> int:
+    """Blocks of outputs in which a product of few rows is fastest.
+
+    On XLA:CPU (jax 0.10.2, AVX-512) four blocks take 8 % off a step of 8 rows of a small model, whose weights stay in
+    the caches, nothing off SmolLM2's, which waits for memory; a single row is the same, and 32 rows are slower.
+    """
+    is_few = 1 < num_rows <= MAX_ROWS_IN_BLOCKS
+    return NUM_BLOCKS if is_few and num_outputs % NUM_BLOCKS == 0 and jax.default_backend() == "cpu" else 1
 
 
 def head_logits(hidden: Float[Array, "*B D"], head: Float[Array, "V D"]) -> Float[Array, "*B V"]:
