@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mock_model import V, random_model
+from mock_model import Mock, V, random_model
 
 from jaxmask import SamplingBatch, SamplingParams, generate, stream
 
@@ -27,6 +27,17 @@ def test_a_stream_is_the_rollout_step_by_step():
     np.testing.assert_array_equal(counts, rollout.token_mask)
     lists = [[new.support.to_lists()[row][0] for new in steps] for row in range(4)]
     assert lists == rollout.support.to_lists()
+
+
+def test_a_padded_head_is_never_drawn():
+    """P25: columns past the vocabulary win every comparison, and are in no support."""
+    table = random_model().table
+    padded = Mock(jnp.pad(table, ((0, 0), (0, 8)), constant_values=100.0))
+    expected = list(stream(random_model(), batch_of(), PROMPTS, LENGTHS, **SHAPES))
+    found = list(stream(padded, batch_of(), PROMPTS, LENGTHS, **SHAPES))
+    for one, other in zip(found, expected, strict=True):
+        for left, right in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+            np.testing.assert_array_equal(left, right)
 
 
 def test_ranks_and_top_tokens():
