@@ -40,19 +40,6 @@ def test_a_padded_head_is_never_drawn():
             np.testing.assert_array_equal(left, right)
 
 
-def test_ranks_and_top_tokens():
-    """P36, P37: the drawn token among the likeliest, or beside them; rows that have ended report nothing."""
-    for place, new in enumerate(stream(random_model(), batch_of(), PROMPTS, LENGTHS, num_logprobs=2, **SHAPES)):
-        is_running = np.asarray(new.counts) == 1
-        assert is_running.tolist() == [place < 2, True, place < 5, place < 1]
-        ranks, top, ids = (np.asarray(leaf)[:, 0] for leaf in (new.ranks, new.top.token_ids, new.token_ids))
-        assert ((ranks >= 1) == is_running).all()
-        assert ((top[:, 0] < V) == is_running).all()
-        for row in np.flatnonzero(is_running):
-            assert (ids[row] in top[row]) == (ranks[row] <= 2)
-            assert ranks[row] > 2 or top[row, ranks[row] - 1] == ids[row]
-
-
 def test_settings_never_compile_anew():
     """P72: prompts, settings and seeds are values."""
     compiled = []
