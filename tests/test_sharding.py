@@ -91,9 +91,8 @@ WITHIN, BYTES = VOCABULARIES
 # below, not each with each.
 CUTS = [
     (2, 4, WITHIN, "processed_logprobs"),
-    pytest.param(8, 1, BYTES, "processed_logprobs", marks=SLOW),
     pytest.param(1, 8, WITHIN, "raw_logprobs", marks=SLOW),
-    pytest.param(4, 2, BYTES, "processed_logits", marks=SLOW),
+    pytest.param(8, 1, BYTES, "processed_logits", marks=SLOW),
 ]
 
 

@@ -348,14 +348,14 @@ def test_bfloat16_weights_give_float32_logits_near_the_float32_ones(decoder):
 
 @pytest.mark.slow
 def test_generate_reads_long_prompts_by_chunks(windowed):
-    """The same tokens and supports as from prompts read at once, with a draft model's guesses and groups too."""
+    """The same tokens and supports as from prompts read at once, with guesses and groups too."""
     lengths = jnp.array([12, 5], jnp.int32)
     params = [jaxmask.SamplingParams(seed=seed, top_k=5, max_tokens=None) for seed in (1, 9)]
     batch = jaxmask.SamplingBatch.from_params(params, vocab_size=31, support_bound=5)
     run = functools.partial(
         jaxmask.generate, windowed, batch, jnp.asarray(TOKEN_IDS[:2]), lengths, max_new_tokens=6, width=5, group_size=2
     )
-    at_once, by_chunks = run(), run(prefill_chunk_size=5, speculation=jaxmask.DraftModel(windowed, num_tokens=1))
+    at_once, by_chunks = run(), run(prefill_chunk_size=5, speculation=jaxmask.PromptLookup(num_tokens=2))
     np.testing.assert_array_equal(by_chunks.token_ids, at_once.token_ids)
     np.testing.assert_array_equal(by_chunks.support.token_ids, at_once.support.token_ids)
     close(by_chunks.logprobs, at_once.logprobs)
