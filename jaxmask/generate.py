@@ -75,9 +75,19 @@ def generate(
         room for them or, seen outside of jit only, a prompt is empty or holds an id outside the vocabulary.
     """
     options = StepOptions(width, logprobs_mode, None, pad_token_id, sharding, implementation)
-    counts = {"max_new_tokens": max_new_tokens, "group_size": group_size, "max_ids": max_ids}
-    counts["prefill_chunk_size"] = prefill_chunk_size
-    batch, options = prepared(model, batch, prompt_ids, prompt_lengths, speculation, options, counts)
+    batch, options = prepared(
+        model,
+        batch,
+        prompt_ids,
+        prompt_lengths,
+        speculation,
+        options,
+        max_new_tokens=max_new_tokens,
+        group_size=group_size,
+        prefill_chunk_size=prefill_chunk_size,
+    )
+    if max_ids is not None:
+        check_count("max_ids", max_ids)
     if max_ids is not None and needs_bits(batch, width):
         raise ValueError(
             f"max_ids needs supports of at most width={width} ids, and this batch promises none: make it with "
@@ -109,20 +119,22 @@ def prepared(
     prompt_lengths: Int[Array, " P"],
     speculation: Speculation | None,
     options: StepOptions,
-    counts: dict[str, int | None],
+    *,
+    max_new_tokens: int,
+    group_size: int,
+    prefill_chunk_size: int | None,
 ) -> tuple[SamplingBatch, StepOptions]:
     """One row per completion, and options with nothing left to choose; what does not fit together is refused."""
     check_logprobs_mode(options.logprobs_mode)
     check_prompts(prompt_ids, prompt_lengths, batch.vocab_size)
-    for field, value in {**counts, "width": options.width}.items():
-        if value is not None:
-            check_count(field, value)
+    for field, value in (("max_new_tokens", max_new_tokens), ("width", options.width), ("group_size", group_size)):
+        check_count(field, value)
+    if prefill_chunk_size is not None:
+        check_count("prefill_chunk_size", prefill_chunk_size)
     check_integer("pad_token_id", options.pad_token_id)
     if options.num_logprobs is not None:
         check_num_logprobs(options.num_logprobs, batch.vocab_size, "None or an integer")
-    num_prompts, group_size, max_new_tokens = prompt_ids.shape[0], counts["group_size"], counts["max_new_tokens"]
-    assert group_size is not None
-    assert max_new_tokens is not None
+    num_prompts = prompt_ids.shape[0]
     if group_size > 1 and batch.num_rows == num_prompts:
         batch = batch.repeat(group_size)
     if batch.num_rows != num_prompts * group_size:

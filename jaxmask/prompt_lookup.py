@@ -46,7 +46,7 @@ class PromptLookup:
         check_count("num_tokens", self.num_tokens)
         check_count("max_ngram", self.max_ngram)
         check_count("min_ngram", self.min_ngram)
-        if not 1 <= self.min_ngram <= self.max_ngram:
+        if self.min_ngram > self.max_ngram:
             raise ValueError(f"min_ngram must be in [1, max_ngram={self.max_ngram}], got {self.min_ngram}.")
 
     def start(
@@ -77,11 +77,9 @@ class PromptLookup:
             is_same &= (jnp.roll(ids, size - 1, axis=1) == last) & (begins >= size - 1)
             if size >= self.min_ngram:
                 latest = jnp.where(is_same & (begins < lengths[:, None] - 1), begins, -1).max(axis=1)
-                follows = jnp.where((latest >= 0) & (lengths >= size), latest + 1, follows)
-        ahead = follows[:, None] + jnp.arange(self.num_tokens, dtype=jnp.int32)[None, :]
-        # A match that runs into the end of the text goes on with itself.
-        period = jnp.maximum(lengths - follows, 1)[:, None]
-        ahead = jnp.where(ahead < lengths[:, None], ahead, follows[:, None] + (ahead - follows[:, None]) % period)
+                follows = jnp.where(latest >= 0, latest + 1, follows)
+        # What follows up to the end of the text, again and again where that is shorter than the guess.
+        ahead = follows[:, None] + jnp.arange(self.num_tokens, dtype=jnp.int32)[None, :] % (lengths - follows)[:, None]
         guesses = jnp.take_along_axis(ids, jnp.maximum(ahead, 0), axis=1)
         return jnp.where((follows >= 0)[:, None], guesses, state.last_ids[:, None]), drafts
 

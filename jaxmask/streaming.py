@@ -65,8 +65,17 @@ def stream(
       ValueError: at the call, as `generate`.
     """
     options = StepOptions(width, logprobs_mode, num_logprobs, pad_token_id, sharding, implementation)
-    counts = {"max_new_tokens": max_new_tokens, "group_size": 1, "prefill_chunk_size": prefill_chunk_size}
-    batch, options = prepared(model, batch, prompt_ids, prompt_lengths, speculation, options, counts)
+    batch, options = prepared(
+        model,
+        batch,
+        prompt_ids,
+        prompt_lengths,
+        speculation,
+        options,
+        max_new_tokens=max_new_tokens,
+        group_size=1,
+        prefill_chunk_size=prefill_chunk_size,
+    )
     batch = with_limit(batch, max_new_tokens)
     state = _start(
         model,
