@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxmask import Rollout
+from jaxmask import Finish, RaggedSupport, Rollout
 from train.tasks.base import Rewards
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """Scalars of one iteration, float32.
+    """What one iteration saw: float32 scalars, and a histogram. Means over tokens are over the loss mask, 0 if empty.
 
     Attributes:
       reward: mean over completions.
+      reward_std: mean over prompts of the standard deviation of their group's rewards, which divides by G - 1.
+      zero_std_share: share of groups whose rewards are all equal, so that they teach nothing.
       exact: share of completions that are fully right.
       support_size: mean ids per sampled token.
+      support_median: the least size that at least half of the sampled tokens do not exceed.
+      support_p99: the same of 99 in 100.
       one_id_share: share of tokens whose support held one id: no choice, log-probability 0, no gradient.
+      overflow_rate: share of tokens whose support was wider than its compact cells, so that it needed packed bits;
+        where supports share a pool (`RaggedSupport`), share of completions that ended because it was full.
+      support_histogram: sampled tokens by support size, in buckets 1, 2, 3 to 4, 5 to 8, ... up to the vocabulary.
       completion_length: mean tokens per completion.
+      truncated_share: share of completions that reached their limit before a stop id.
       num_tokens: tokens of the loss mask.
       max_ratio_error: largest |ratio - 1| on the first pass, where policy and behaviour have the same weights.
       ratio_mean: on the first pass.
       ratio_std: on the first pass.
+      mismatch_kl: estimate of KL(behaviour || policy) on the first pass, the mean of ratio - 1 - log ratio (k3), >= 0.
       entropy: mean over tokens of the entropy of the scored distribution, in nats.
       clip_fraction: share of tokens whose gradient the clip removed, over all passes.
       grad_norm: global norm of the gradient of the first pass, before it is clipped.
@@ -38,14 +48,22 @@ class Metrics:
     """
 
     reward: Float[Array | np.ndarray, ""]
+    reward_std: Float[Array | np.ndarray, ""]
+    zero_std_share: Float[Array | np.ndarray, ""]
     exact: Float[Array | np.ndarray, ""]
     support_size: Float[Array | np.ndarray, ""]
+    support_median: Float[Array | np.ndarray, ""]
+    support_p99: Float[Array | np.ndarray, ""]
     one_id_share: Float[Array | np.ndarray, ""]
+    overflow_rate: Float[Array | np.ndarray, ""]
+    support_histogram: Int[Array | np.ndarray, " K"]
     completion_length: Float[Array | np.ndarray, ""]
+    truncated_share: Float[Array | np.ndarray, ""]
     num_tokens: Float[Array | np.ndarray, ""]
     max_ratio_error: Float[Array | np.ndarray, ""]
     ratio_mean: Float[Array | np.ndarray, ""]
     ratio_std: Float[Array | np.ndarray, ""]
+    mismatch_kl: Float[Array | np.ndarray, ""]
     entropy: Float[Array | np.ndarray, ""]
     clip_fraction: Float[Array | np.ndarray, ""]
     grad_norm: Float[Array | np.ndarray, ""]
@@ -77,14 +95,22 @@ class Pass:
 # Names users know from other trainers, for files and displays. Metrics that are None have no line.
 NAMES = {
     "reward": "rewards/mean",
+    "reward_std": "rewards/std",
+    "zero_std_share": "rewards/zero_std_share",
     "exact": "rewards/exact",
     "support_size": "support/size_mean",
+    "support_median": "support/size_median",
+    "support_p99": "support/size_p99",
     "one_id_share": "support/one_id_share",
+    "overflow_rate": "support/overflow_rate",
+    "support_histogram": "support/histogram",
     "completion_length": "completions/mean_length",
+    "truncated_share": "completions/truncated_share",
     "num_tokens": "completions/num_tokens",
     "max_ratio_error": "ratio/max_error",
     "ratio_mean": "ratio/mean",
     "ratio_std": "ratio/std",
+    "mismatch_kl": "ratio/mismatch_kl",
     "entropy": "entropy",
     "clip_fraction": "clip_fraction",
     "grad_norm": "grad_norm",
@@ -94,16 +120,57 @@ NAMES = {
 }
 
 
+def metrics_row(metrics: Metrics) -> dict[str, Any]:
+    """Metrics by their names in files: floats, and a histogram as a list of integers; nothing for those that are None.
+
+    Args:
+      metrics: on the host or the device; all of them come down in one transfer.
+    """
+    found = jax.device_get(metrics)
+    values = {name: getattr(found, field) for field, name in NAMES.items()}
+    return {name: value.tolist() for name, value in values.items() if value is not None}
+
+
 def masked_mean(values: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, ""]:
     """Mean over the cells of the mask; 0 where there is none."""
     return jnp.where(mask, values, 0.0).sum() / jnp.maximum(mask.sum(dtype=jnp.float32), 1.0)
 
 
-def support_statistics(rollout: Rollout) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Mean support size, and share of supports of one id, over sampled tokens."""
-    sizes = rollout.support.counts
-    is_one = (sizes == 1).astype(jnp.float32)
-    return masked_mean(sizes.astype(jnp.float32), rollout.loss_mask), masked_mean(is_one, rollout.loss_mask)
+def group_statistics(values: Float[Array, " B"], group_size: int) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Mean standard deviation of the groups' rewards (dividing by G - 1), and share of groups of equal rewards.
+
+    Source: reward_std of TRL's GRPOTrainer.
+    """
+    groups = values.reshape(-1, group_size)
+    # Not by the deviation: rounding leaves one where there is none.
+    is_equal = groups.max(axis=1) == groups.min(axis=1)
+    squares = ((groups - groups.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
+    spread = jnp.where(is_equal, 0.0, jnp.sqrt(squares / max(group_size - 1, 1)))
+    return spread.mean(), is_equal.mean(dtype=jnp.float32)
+
+
+def size_quantile(sizes: Int[Array, "B T"], mask: Bool[Array, "B T"], one_in: int) -> Float[Array, ""]:
+    """The least size that all but one in `one_in` of the masked cells do not exceed; 0 where there is none."""
+    ordered = jnp.sort(jnp.where(mask, sizes, jnp.iinfo(jnp.int32).max).reshape(-1))
+    num = mask.sum(dtype=jnp.int32)
+    # ceil((1 - 1 / one_in) num), whose product would not fit 32 bits.
+    rank = num - num // one_in
+    return jnp.where(num > 0, ordered[jnp.maximum(rank - 1, 0)], 0).astype(jnp.float32)
+
+
+def size_histogram(sizes: Int[Array, "B T"], mask: Bool[Array, "B T"], vocab_size: int) -> Int[Array, " K"]:
+    """Masked cells by size, in buckets 1, 2, 3 to 4, 5 to 8, ..., of which the last holds the vocabulary's."""
+    bucket = 32 - jax.lax.clz(sizes - 1)
+    buckets = jnp.arange((vocab_size - 1).bit_length() + 1, dtype=jnp.int32)
+    return (mask[..., None] & (bucket[..., None] == buckets[None, None])).sum(axis=(0, 1), dtype=jnp.int32)
+
+
+def overflow_rate(rollout: Rollout) -> Float[Array, ""]:
+    """See `Metrics`."""
+    support = rollout.support
+    if isinstance(support, RaggedSupport):
+        return (rollout.finish == Finish.OVERFLOW).mean(dtype=jnp.float32)
+    return masked_mean((support.counts > support.width).astype(jnp.float32), rollout.loss_mask)
 
 
 def ratio_statistics(
@@ -115,6 +182,17 @@ def ratio_statistics(
     return jnp.where(mask, jnp.abs(ratio - 1), 0.0).max(), mean, spread
 
 
+def mismatch_kl(ratio: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, ""]:
+    """Mean of ratio - 1 - log ratio over sampled tokens, >= 0.
+
+    Source: Schulman, "Approximating KL divergence", estimator k3 of KL(behaviour || policy) on the behaviour's tokens.
+    """
+    excess = ratio - 1
+    # Near 1, where the ratio belongs, the logarithm of a rounded ratio would leave its rounding alone.
+    logs = jnp.where(jnp.abs(excess) < 0.5, jnp.log1p(excess), jnp.log(ratio))
+    return masked_mean(jnp.maximum(excess - logs, 0.0), mask)
+
+
 def iteration_metrics(
     rollout: Rollout,
     rewards: Rewards,
@@ -124,20 +202,28 @@ def iteration_metrics(
     staleness: Float[Array, ""] | None,
 ) -> Metrics:
     """The metrics of an iteration, from its first pass and, for the clip fraction, from all of them."""
-    mask = rollout.loss_mask
-    support_size, one_id_share = support_statistics(rollout)
+    mask, sizes = rollout.loss_mask, rollout.support.counts
+    values = jnp.asarray(rewards.values)
+    reward_std, zero_std_share = group_statistics(values, rollout.group_size)
     max_ratio_error, ratio_mean, ratio_std = ratio_statistics(first.ratio, mask)
-    lengths = rollout.lengths.astype(jnp.float32)
     return Metrics(
-        reward=jnp.asarray(rewards.values).mean(),
+        reward=values.mean(),
+        reward_std=reward_std,
+        zero_std_share=zero_std_share,
         exact=jnp.asarray(rewards.is_exact).mean(dtype=jnp.float32),
-        support_size=support_size,
-        one_id_share=one_id_share,
-        completion_length=lengths.mean(),
+        support_size=masked_mean(sizes.astype(jnp.float32), mask),
+        support_median=size_quantile(sizes, mask, 2),
+        support_p99=size_quantile(sizes, mask, 100),
+        one_id_share=masked_mean((sizes == 1).astype(jnp.float32), mask),
+        overflow_rate=overflow_rate(rollout),
+        support_histogram=size_histogram(sizes, mask, rollout.support.vocab_size),
+        completion_length=rollout.lengths.astype(jnp.float32).mean(),
+        truncated_share=(rollout.finish == Finish.LENGTH).mean(dtype=jnp.float32),
         num_tokens=mask.sum(dtype=jnp.float32),
         max_ratio_error=max_ratio_error,
         ratio_mean=ratio_mean,
         ratio_std=ratio_std,
+        mismatch_kl=mismatch_kl(first.ratio, mask),
         entropy=masked_mean(first.entropy, mask),
         clip_fraction=clip_fraction,
         grad_norm=grad_norm,

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 from rich.console import Console
 
 from models import lora
@@ -23,7 +22,7 @@ from train.build import build
 from train.config import RunConfig
 from train.display import Display
 from train.loop import Loop
-from train.metrics import NAMES, Metrics
+from train.metrics import metrics_row
 from train.state import TrainState
 from train.tasks import DeviceTask, HostTask
 
@@ -150,11 +149,8 @@ def _timed(loop: Loop, state: TrainState, step: int) -> tuple[TrainState, dict[s
     """The state after one iteration, and its line of metrics."""
     started = time.perf_counter()
     state, metrics = loop.iterate(state, step)
-    values: Metrics = jax.device_get(metrics)
+    row: dict[str, Any] = {"step": step} | metrics_row(metrics)
     seconds = time.perf_counter() - started
-    row: dict[str, Any] = {"step": step}
-    found = ((name, getattr(values, field)) for field, name in NAMES.items())
-    row |= {name: float(value) for name, value in found if value is not None}
     return state, row | {"seconds": seconds, "tokens_per_second": row["completions/num_tokens"] / seconds}
 
 

@@ -59,7 +59,7 @@ def test_a_run_leaves_its_folder(whole):
     assert RunConfig.from_json((folder / "config.json").read_text()) == CONFIG
     rows = report.read_metrics(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
-    assert all(np.isfinite(value) for row in rows for value in row.values())
+    assert all(np.isfinite(value).all() for row in rows for value in row.values())
     assert all(row["ratio/max_error"] <= 1e-5 for row in rows)
     assert rows[0]["kl"] == 0, "the reference is the policy that a run starts with"
     assert rows[3]["kl"] > 0

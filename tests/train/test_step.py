@@ -161,7 +161,7 @@ def test_an_empty_rollout_moves_nothing_and_stays_finite(state):
     rollout = dataclasses.replace(rollout_of(state), lengths=jnp.zeros(16, jnp.int32))
     rewards = Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
     after, metrics = updated(state, rollout, rewards)
-    assert all(np.isfinite(np.asarray(leaf)) for leaf in jax.tree.leaves(metrics))
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(metrics))
     for one, two in zip(jax.tree.leaves(state.model), jax.tree.leaves(after.model), strict=True):
         np.testing.assert_array_equal(one, two)
 
@@ -377,7 +377,7 @@ def test_long_completions_lose_reward_where_the_config_says_so(state):
 
 def finite_and_moved(before, after, metrics):
     assert metrics.max_ratio_error <= 1e-5
-    assert all(np.isfinite(np.asarray(leaf)) for leaf in jax.tree.leaves(metrics))
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(metrics))
     assert metrics.grad_norm > 0
     assert np.abs(np.asarray(after.model.head) - before).max() > 1e-5
 
@@ -412,6 +412,6 @@ def test_later_passes_of_an_empty_rollout_move_nothing(state):
     rollout = dataclasses.replace(rollout_of(state), lengths=jnp.zeros(16, jnp.int32))
     rewards = Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
     after, metrics = updated(state, rollout, rewards, config)
-    assert all(np.isfinite(np.asarray(leaf)) for leaf in jax.tree.leaves(metrics))
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(metrics))
     for one, two in zip(jax.tree.leaves(state.model), jax.tree.leaves(after.model), strict=True):
         np.testing.assert_array_equal(one, two)
