@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from models.files import write_whole
@@ -20,12 +21,12 @@ from models.files import write_whole
 LIST_SUFFIX = ".files.json"
 
 
-def write_arrays(path: Path, arrays: Mapping[str, jax.Array], beside: Mapping[str, str] | None = None) -> Path:
+def write_arrays(path: Path, arrays: Mapping[str, jax.Array | np.ndarray], beside: Mapping[str, str] | None = None) -> Path:
     """Writes the folder `path` and returns it; on return it is complete.
 
     Args:
       path: the folder.
-      arrays: by name.
+      arrays: by name; NumPy ones are written as they are at the time, and must not change before the return.
       beside: texts of files next to the folder, which its list covers too.
 
     Raises:
@@ -38,7 +39,7 @@ def write_arrays(path: Path, arrays: Mapping[str, jax.Array], beside: Mapping[st
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         # A process was killed between the folder and its list: set aside, since nobody can tell what it holds.
-        path.rename(_free_name(path))
+        path.rename(free_name(path, "unfinished"))
     with ocp.StandardCheckpointer() as checkpointer:
         # Waited for: whoever trains donates the very buffers that are being written.
         checkpointer.save(path, dict(arrays))
@@ -76,9 +77,10 @@ def read_arrays(
         raise ValueError(" ".join(str(error).split())[:200]) from error
 
 
-def _free_name(path: Path) -> Path:
+def free_name(path: Path, reason: str) -> Path:
+    """The first of NAME.reason-1, NAME.reason-2, ... that is not there yet, beside `path`."""
     number = 1
-    while (name := path.with_name(f"{path.name}.unfinished-{number}")).exists():
+    while (name := path.with_name(f"{path.name}.{reason}-{number}")).exists():
         number += 1
     return name
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 
 def group_advantages(
@@ -135,6 +135,16 @@ def _check_groups(rewards: Float[Array, " B"], group_size: int, ddof: int) -> No
         raise ValueError(
             f"group_size must divide the {rewards.shape[0]} rewards and exceed ddof={ddof}, got {group_size}."
         )
+
+
+def has_equal_rewards(rewards: Float[Array, " B"], group_size: int) -> Bool[Array, " P"]:
+    """Which groups have rewards that are all the same, and so no advantage.
+
+    Args:
+      rewards: the rows of a group lie side by side.
+      group_size: rows per group, G; divides B.
+    """
+    return _is_flat(rewards.reshape(-1, group_size))[:, 0]
 
 
 def _is_flat(groups: Float[Array, "P G"]) -> Array:

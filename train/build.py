@@ -2,53 +2,96 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
 import models
 from models import lora
-from train.config import RunConfig
-from train.data_config import DataConfig
+from train import processes
 from train.loop import DeviceLoop, HostLoop, Loop
-from train.state import TrainState, init_state, make_optimizer
-from train.tasks import DeviceTask, HostTask, SortDigits, text_task
+from train.progress import RunState
+from train.run_config import RunConfig, mesh_sizes
+from train.state import copied, init_state, make_optimizer
+from train.step import collect_for_host
+from train.tasks import DeviceTask, HostTask, Prompts, device_task, text_task
 
 
-def build(config: RunConfig) -> tuple[Loop, DeviceTask | HostTask, TrainState]:
-    """What a run starts with: its loop, its task, and the state before the first iteration.
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A run before its first iteration.
+
+    Attributes:
+      loop: runs an iteration.
+      task: what it is trained on.
+      run: the first state.
+      tokenizer: of the model; None where the task has an alphabet of its own.
+    """
+
+    loop: Loop
+    task: DeviceTask | HostTask
+    run: RunState
+    tokenizer: models.Tokenizer | None = None
+
+
+def build(config: RunConfig) -> Built:
+    """What a run starts with.
 
     Raises:
-      ValueError: the model has no tokenizer and the task needs one, or completions do not fit the model.
+      ValueError: the model has no tokenizer and the task needs one, completions do not fit the model, the task is one
+        of the device and the run wants overlap, or the mesh is larger than what there is.
     """
     optimizer = make_optimizer(config.grpo, config.iterations)
-    dtype = jnp.dtype(config.base_dtype)
-    if config.task == "sort":
-        sorting = SortDigits()
-        model = _prepared(_decoder(config, sorting.vocab_size, dtype), config)
-        _check_length(model, sorting.prompt_width, config)
-        loop: Loop = DeviceLoop(sorting, config.grpo, optimizer, _reference(model, config))
-        return loop, sorting, init_state(model, optimizer, config.seed)
-    model, tokenizer = models.load(config.model, dtype)
+    rules = _rules(config)
+    on_device = device_task(config.data)
+    if on_device is not None:
+        if config.overlap:
+            raise ValueError(f"overlap is for rewards of the host; task {config.data.task!r} is scored on the device.")
+        model = _prepared(_tiny(config, on_device.vocab_size, rules), config)
+        _check_length(model, on_device.prompt_width, config)
+        loop: Loop = DeviceLoop(on_device, config.grpo, optimizer, _reference(model, config))
+        return Built(loop, on_device, RunState(init_state(model, optimizer, config.seed, config.grpo)))
+    if config.model == "tiny":
+        raise ValueError(f"task {config.data.task!r} is of text; model must be one with a tokenizer, got 'tiny'.")
+    model, tokenizer = models.load(config.model, jnp.dtype(config.base_dtype), rules)
     if tokenizer is None:
-        raise ValueError(f"task {config.task!r} needs a tokenizer, and model {config.model!r} has none.")
+        raise ValueError(f"task {config.data.task!r} needs a tokenizer, and model {config.model!r} has none.")
     model = _prepared(model, config)
-    chain_sum = text_task(DataConfig(task="chain-sum"), tokenizer, seed=config.seed)
-    _check_length(model, chain_sum.prompt_width, config)
-    loop = HostLoop(chain_sum, config.grpo, optimizer, _reference(model, config))
-    return loop, chain_sum, init_state(model, optimizer, config.seed)
+    task = text_task(config.data, tokenizer, seed=config.seed)
+    _check_length(model, task.prompt_width, config)
+    loop = HostLoop(task, config.grpo, optimizer, _reference(model, config), config.overlap)
+    return Built(loop, task, RunState(init_state(model, optimizer, config.seed, config.grpo)), tokenizer)
+
+
+def with_ahead(run: RunState, task: HostTask, config: RunConfig) -> RunState:
+    """The run with a description of a rollout drawn ahead, as checkpoints of runs that overlap hold one."""
+    width = task.prompt_width
+    prompts = Prompts(
+        jax.ShapeDtypeStruct((config.grpo.num_prompts, width), jnp.int32),
+        jax.ShapeDtypeStruct((config.grpo.num_prompts,), jnp.int32),
+    )
+    options = {"vocab_size": task.vocab_size, "eos_token_ids": task.eos_token_ids}
+    rollout = jax.eval_shape(lambda: collect_for_host(run.train, prompts, config=config.grpo, **options))
+    placed = jax.tree.map(lambda leaf: processes.everywhere(leaf, run.train.model.rules), rollout)
+    return dataclasses.replace(run, ahead=placed)
+
+
+def _rules(config: RunConfig) -> models.MeshRules | None:
+    sizes = mesh_sizes(config.mesh)
+    return models.MeshRules(models.make_mesh(**sizes)) if sizes else None
 
 
 def _reference(model: models.Decoder, config: RunConfig) -> models.Decoder | None:
     """The policy before the first iteration, also of a run that is resumed; None where the loss has no KL.
 
-    None with adapters too: the step finds it in the state, as the base without them.
+    None with adapters too: the step finds it in the state, as the base without them; and where the reference changes,
+    since the state then holds it.
     """
-    if config.grpo.kl_coefficient == 0 or config.lora is not None:
+    if config.grpo.kl_coefficient == 0 or config.lora is not None or config.grpo.reference_every:
         return None
-    # A copy: the learner's arrays are donated.
-    return jax.tree.map(jnp.copy, model)
+    return copied(model)
 
 
 def _prepared(model: models.Decoder, config: RunConfig) -> models.Decoder:
@@ -70,9 +113,9 @@ def _check_length(model: models.Decoder, prompt_width: int, config: RunConfig) -
         )
 
 
-def _decoder(config: RunConfig, vocab_size: int, dtype: DTypeLike) -> models.Decoder:
+def _tiny(config: RunConfig, vocab_size: int, rules: models.MeshRules | None) -> models.Decoder:
     if config.model != "tiny":
-        raise ValueError(f"task {config.task!r} has its own alphabet; model must be 'tiny', got {config.model!r}.")
+        raise ValueError(f"task {config.data.task!r} has its own alphabet; model must be 'tiny', got {config.model!r}.")
     shape = models.DecoderConfig(
         vocab_size=vocab_size,
         num_layers=2,
@@ -86,6 +129,7 @@ def _decoder(config: RunConfig, vocab_size: int, dtype: DTypeLike) -> models.Dec
         norm_eps=1e-6,
         tie_embeddings=True,
         max_length=64,
-        fixed_order=True,
+        fixed_order=rules is None,
     )
-    return models.Decoder(shape, rngs=nnx.Rngs(config.seed), dtype=dtype)
+    model = models.Decoder(shape, rngs=nnx.Rngs(config.seed), dtype=jnp.dtype(config.base_dtype))
+    return model if rules is None else models.shard(model, rules)

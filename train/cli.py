@@ -1,4 +1,4 @@
-"""The command line: a preset and overrides of its fields, or a run to resume."""
+"""The command line: a preset, a YAML file and overrides of their fields, or a run to resume or to draw."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tyro
+import yaml
 from rich.console import Console
 
-from train import run
-from train.config import RunConfig
+from train import finishing, run
 from train.presets import PRESETS, find_preset
+from train.run_config import RunConfig, with_values
 
 DEFAULT_PRESET = "sort-tiny"
 DESCRIPTION = f"""GRPO on recorded supports. --preset NAME is one of {", ".join(PRESETS)} (default {DEFAULT_PRESET});
-the options below change its fields. --out FOLDER takes the run (default: a new folder under {run.RUNS}).
---resume RUN [--iterations N] continues a run from its last checkpoint."""
+--config FILE.yaml changes fields of it, and the options below change them last. --print-config prints the outcome, as
+such a file, and ends. --out FOLDER takes the run (default: a new folder under {run.RUNS}). --resume RUN [--iterations N]
+[--mesh ...] continues a run from its last checkpoint. --report RUN draws its curves and its page anew, also while it
+goes on."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,14 +46,45 @@ def _run(argv: list[str]) -> None:
         where, overrides = _parser().parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise ValueError(str(error)) from None
-    if where.resume is not None:
-        if where.preset is not None or where.out is not None:
-            raise ValueError("--resume continues a run as it is: --preset and --out do not go with it.")
-        run.resume(Path(where.resume), _iterations_only(overrides), console)
+    alone = {"--resume": where.resume, "--report": where.report}
+    for option, folder in alone.items():
+        others = (where.preset, where.config, where.out, *(alone[name] for name in alone if name != option))
+        if folder is not None and (any(other is not None for other in others) or where.print_config):
+            raise ValueError(f"{option} takes a run as it is: no other run, --preset, --config, --print-config or --out.")
+    if where.report is not None:
+        if overrides:
+            raise ValueError(f"--report takes nothing else; got {' '.join(overrides)}")
+        finishing.draw(Path(where.report), console)
         return
-    preset = find_preset(where.preset or DEFAULT_PRESET)
-    config = _overridden(preset, overrides)
+    if where.resume is not None:
+        iterations, mesh = _what_may_change(overrides)
+        run.resume(Path(where.resume), iterations, console, mesh)
+        return
+    config = _overridden(_chosen(where.preset, where.config), overrides)
+    if where.print_config:
+        print(config.to_yaml(), end="")
+        return
     run.start(config, None if where.out is None else Path(where.out), console)
+
+
+def _chosen(preset: str | None, path: str | None) -> RunConfig:
+    """The preset with what a YAML file changes; the file may name the preset itself."""
+    if path is None:
+        return find_preset(preset or DEFAULT_PRESET)
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no YAML file: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold a mapping of a run's fields, as --print-config prints it.")
+    named = values.get("preset", preset)
+    if preset is not None and named != preset:
+        raise ValueError(f"{path} is of preset {named!r}, and --preset says {preset!r}.")
+    base = find_preset(DEFAULT_PRESET if named is None else str(named))
+    try:
+        return with_values(base, values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _overridden(preset: RunConfig, overrides: list[str]) -> RunConfig:
@@ -68,7 +102,7 @@ def _overridden(preset: RunConfig, overrides: list[str]) -> RunConfig:
         if not stop.code:
             raise
         # The group that tyro was parsing says nothing to whoever typed the option.
-        raise ValueError(re.sub(r"^Error parsing (RunConfig|grpo): ", "", _first_paragraph(said.getvalue()))) from None
+        raise ValueError(re.sub(r"^Error parsing (RunConfig|grpo|data|evaluation|saving|watch): ", "", _first_paragraph(said.getvalue()))) from None
 
 
 def _first_paragraph(box: str) -> str:
@@ -89,16 +123,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--preset", help=f"one of {', '.join(PRESETS)}")
     parser.add_argument("--out")
     parser.add_argument("--resume")
+    parser.add_argument("--report")
+    parser.add_argument("--config")
+    parser.add_argument("--print-config", action="store_true")
     return parser
 
 
-def _iterations_only(overrides: list[str]) -> int | None:
+def _what_may_change(overrides: list[str]) -> tuple[int | None, str | None]:
+    """Iterations and mesh of a run that is resumed, each None where it stays."""
     parser = argparse.ArgumentParser(prog="python -m train --resume RUN", allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--iterations", type=int)
+    parser.add_argument("--mesh")
     try:
         known, unknown = parser.parse_known_args(overrides)
     except argparse.ArgumentError as error:
         raise ValueError(str(error)) from None
     if unknown:
-        raise ValueError(f"--resume takes --iterations only: the run keeps its other settings; got {' '.join(unknown)}")
-    return known.iterations
+        raise ValueError(
+            f"--resume takes --iterations and --mesh only: the run keeps its other settings; got {' '.join(unknown)}"
+        )
+    return known.iterations, known.mesh

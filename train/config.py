@@ -1,16 +1,13 @@
-"""What a run is: frozen, plain values, checked once, written to and read from JSON."""
+"""One GRPO iteration: frozen, plain values, checked once. What is around it: `train.run_config`."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from typing import Any, Literal, get_args
 
 from jaxmask import SamplingParams, check_sampling_mask
 from jaxmask.kernels.dispatch import check_implementation
-from models.config import PROJECTIONS, LoraConfig
-from models.records import from_values
 
 LossName = Literal["grpo", "gspo", "gspo-token", "cispo", "reinforce"]
 AdvantageName = Literal["grpo", "dr-grpo", "rloo", "reinforce++-baseline"]
@@ -18,6 +15,7 @@ AggregationName = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-s
 SequenceRatioName = Literal["geometric-mean", "max"]
 KLEstimatorName = Literal["exact", "k1", "k2", "k3"]
 RegularizeOver = Literal["support", "vocabulary"]
+ScheduleName = Literal["constant", "linear", "cosine"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +53,16 @@ class GRPOConfig:
       sequence_ratio: "geometric-mean" of its tokens' ratios, or "max": every one of them must lie within.
       sequence_negative_only: such completions are dropped only where their advantage is negative (DeepSeek-V3.2).
       overlong_buffer: the reward falls to -1 more over the last tokens before max_new_tokens (DAPO); 0: off.
-      learning_rate: of Adam, at its highest.
-      schedule: "constant", or "cosine": down to a twentieth at the end of the run.
+      mask_truncated: completions that the length cut off do not train (DAPO's overlong filtering).
+      dynamic_sampling: groups of equal rewards, which teach nothing, do not train, and other prompts take their places
+        (DAPO).
+      max_refills: at most this many further rollouts for that in an iteration, >= 0.
+      reference_every: iterations after which the policy becomes the reference of the KL anew; 0: never.
+      ema_decay: also keep a running mean of the weights, m <- decay m + (1 - decay) w after each update; in [0, 1);
+        0: none. It is what evaluations see.
+      learning_rate: of AdamW, at its highest.
+      weight_decay: per step, times the learning rate, >= 0.
+      schedule: "constant", or "linear" or "cosine": down to a twentieth at the end of the run.
       warmup_iterations: the learning rate rises from 0 over these.
       max_grad_norm: gradients are scaled down to this global norm.
       num_updates: passes over each rollout batch (mu in the paper).
@@ -88,8 +94,14 @@ class GRPOConfig:
     sequence_ratio: SequenceRatioName = "geometric-mean"
     sequence_negative_only: bool = False
     overlong_buffer: int = 0
+    mask_truncated: bool = False
+    dynamic_sampling: bool = False
+    max_refills: int = 3
+    reference_every: int = 0
+    ema_decay: float = 0.0
     learning_rate: float = 1e-3
-    schedule: Literal["constant", "cosine"] = "constant"
+    weight_decay: float = 0.0
+    schedule: ScheduleName = "constant"
     warmup_iterations: int = 0
     max_grad_norm: float = 1.0
     num_updates: int = 1
@@ -99,14 +111,15 @@ class GRPOConfig:
     def __post_init__(self) -> None:
         """Checks every field."""
         check_sampling_mask(self.sampling_params(), logprobs_mode="processed_logprobs")
-        for field, low in (("num_prompts", 1), ("group_size", 2), ("num_updates", 1), ("num_micro_batches", 1)):
-            _require(getattr(self, field) >= low, field, getattr(self, field), f"at least {low}")
+        for field, low in _AT_LEAST.items():
+            require(getattr(self, field) >= low, field, getattr(self, field), f"at least {low}")
         self._check_loss()
-        _require(0 < self.learning_rate < 1, "learning_rate", self.learning_rate, "in (0, 1)")
-        _require(self.schedule in SCHEDULES, "schedule", repr(self.schedule), f"one of {', '.join(SCHEDULES)}")
+        require(0 < self.learning_rate < 1, "learning_rate", self.learning_rate, "in (0, 1)")
+        require(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "in [0, 1)")
         check_implementation(self.implementation)
-        _require(self.warmup_iterations >= 0, "warmup_iterations", self.warmup_iterations, "at least 0")
-        _require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "> 0")
+        require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "> 0")
+        if self.reference_every and self.kl_coefficient == 0:
+            raise ValueError(f"reference_every {self.reference_every} needs a kl_coefficient above 0, got 0.")
         if self.num_rows % self.num_micro_batches:
             raise ValueError(
                 f"num_micro_batches must divide num_prompts * group_size = {self.num_rows}, "
@@ -116,12 +129,13 @@ class GRPOConfig:
     def _check_loss(self) -> None:
         for field, allowed in _CHOICES.items():
             value = getattr(self, field)
-            _require(value in allowed, field, repr(value), f"one of {', '.join(allowed)}")
-        _require(0 < self.clip_epsilon < 1, "clip_epsilon", self.clip_epsilon, "in (0, 1)")
-        _require(0 < self.upper_clip_epsilon < math.inf, "clip_epsilon_high", self.clip_epsilon_high, "> 0 and finite")
+            require(value in allowed, field, repr(value), f"one of {', '.join(allowed)}")
+        require(0 < self.clip_epsilon < 1, "clip_epsilon", self.clip_epsilon, "in (0, 1)")
+        require(0 < self.upper_clip_epsilon < math.inf, "clip_epsilon_high", self.clip_epsilon_high, "> 0 and finite")
         for field, low, high in (
             ("entropy_coefficient", 0, math.inf),
             ("kl_coefficient", 0, math.inf),
+            ("weight_decay", 0, math.inf),
             ("max_staleness", 0, math.inf),
             ("tis_cap", 1, math.inf),
             ("sequence_ratio_min", 0, 1),
@@ -131,7 +145,7 @@ class GRPOConfig:
             value, is_optional = getattr(self, field), getattr(type(self), field) is None
             within = f"in [{low}, {high}]" if high < math.inf else f"at least {low} and finite"
             holds = (is_optional and value is None) or (low <= value <= high and value < math.inf)
-            _require(holds, field, value, within)
+            require(holds, field, value, within)
 
     @property
     def upper_clip_epsilon(self) -> float:
@@ -160,81 +174,15 @@ class GRPOConfig:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class RunConfig:
-    """A training run.
-
-    Attributes:
-      preset: where the values came from.
-      task: "sort" (on the device) or "chain-sum" (text, scored on the host).
-      model: "tiny" for a small decoder from random weights, or a model `models.load` knows.
-      iterations: updates of the whole run.
-      seed: of weights, prompts and sampling.
-      checkpoint_every: iterations between checkpoints; the last iteration always has one.
-      lora_rank: rank of the adapters that are trained in place of the weights, which stay as they are; 0: none.
-      lora_alpha: B A is multiplied by alpha / rank, > 0.
-      lora_targets: projections that have an adapter, among `models.config.PROJECTIONS`.
-      base_dtype: of weights that are not trained: "float32", or "bfloat16" with adapters.
-      compute_dtype: "float32" or "bfloat16", to which weights are cast where they are used; None: as they are.
-      remat: recompute each layer in the backward pass instead of keeping its inner states: slower, less memory.
-      grpo: the iteration.
-    """
-
-    preset: str
-    task: str
-    model: str
-    iterations: int
-    seed: int = 0
-    checkpoint_every: int = 100
-    lora_rank: int = 0
-    lora_alpha: float = 16.0
-    lora_targets: tuple[str, ...] = PROJECTIONS
-    base_dtype: Literal["float32", "bfloat16"] = "float32"
-    compute_dtype: Literal["float32", "bfloat16"] | None = None
-    remat: bool = False
-    grpo: GRPOConfig = dataclasses.field(default_factory=GRPOConfig)
-
-    def __post_init__(self) -> None:
-        """Checks every field."""
-        _require(self.task in TASKS, "task", repr(self.task), f"one of {', '.join(TASKS)}")
-        _require(self.iterations >= 1, "iterations", self.iterations, "at least 1")
-        _require(0 <= self.seed < 2**32, "seed", self.seed, "in [0, 2**32)")
-        _require(self.checkpoint_every >= 1, "checkpoint_every", self.checkpoint_every, "at least 1")
-        _require(self.lora_rank >= 0, "lora_rank", self.lora_rank, "at least 0")
-        _require(0 < self.lora_alpha < math.inf, "lora_alpha", self.lora_alpha, "> 0 and finite")
-        known = bool(self.lora_targets) and set(self.lora_targets) <= set(PROJECTIONS)
-        _require(known, "lora_targets", self.lora_targets, f"some of {', '.join(PROJECTIONS)}")
-        allowed = "float32 or bfloat16" if self.lora_rank else "float32 without adapters"
-        is_allowed = self.base_dtype == "float32" or (self.base_dtype == "bfloat16" and self.lora_rank > 0)
-        _require(is_allowed, "base_dtype", repr(self.base_dtype), allowed)
-        is_known = self.compute_dtype in (None, "float32", "bfloat16")
-        _require(is_known, "compute_dtype", repr(self.compute_dtype), "float32 or bfloat16")
-
-    @property
-    def lora(self) -> LoraConfig | None:
-        """The adapters; None for a run that trains the weights."""
-        return LoraConfig(self.lora_rank, self.lora_alpha, self.lora_targets) if self.lora_rank else None
-
-    def to_json(self) -> str:
-        """The run as JSON text."""
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> RunConfig:
-        """The run that `to_json` wrote.
-
-        Raises:
-          ValueError: not JSON, a field is missing or unknown, or a value is out of range.
-        """
-        values = json.loads(text)
-        if not isinstance(values, dict) or not isinstance(values.get("grpo"), dict):
-            raise ValueError("a run must be a JSON object with an object under 'grpo'.")
-        grpo = from_values(GRPOConfig, values.pop("grpo"))
-        return from_values(cls, {**values, "grpo": grpo})
-
-
-TASKS = ("sort", "chain-sum")
-SCHEDULES = ("constant", "cosine")
+_AT_LEAST = {
+    "num_prompts": 1,
+    "group_size": 2,
+    "num_updates": 1,
+    "num_micro_batches": 1,
+    "max_refills": 0,
+    "reference_every": 0,
+    "warmup_iterations": 0,
+}
 _CHOICES = {
     "loss": get_args(LossName),
     "advantages": get_args(AdvantageName),
@@ -242,9 +190,11 @@ _CHOICES = {
     "sequence_ratio": get_args(SequenceRatioName),
     "kl_estimator": get_args(KLEstimatorName),
     "regularize_over": get_args(RegularizeOver),
+    "schedule": get_args(ScheduleName),
 }
 
 
-def _require(holds: bool, field: str, value: Any, allowed: str) -> None:
+def require(holds: bool, field: str, value: Any, allowed: str) -> None:
+    """Raises ValueError with the field, what is allowed and the value, where it does not hold."""
     if not holds:
         raise ValueError(f"{field} must be {allowed}, got {value}.")

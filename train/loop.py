@@ -2,90 +2,258 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import Protocol, runtime_checkable
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import optax
+from jaxtyping import Array, Key
 
 from jaxmask import Rollout
 from models import Decoder
+from train import processes
 from train.config import GRPOConfig
 from train.metrics import Metrics
+from train.progress import RunState
+from train.refill import num_flat, refilled
 from train.state import TrainState
-from train.step import collect_for_host, train_iteration, update_from_host
-from train.tasks import Cursor, DeviceTask, HostTask, Rewards
+from train.step import collect_for_host, rollout_key, train_iteration, update_from_host
+from train.tasks import DeviceTask, HostTask, Prompts, Rewards, Scored
+from train.tasks.base import Cursor
+
+
+@dataclasses.dataclass(frozen=True)
+class Iteration:
+    """What one iteration leaves beside the state.
+
+    Attributes:
+      metrics: of the learner, on the device.
+      details: of the rewards, by their names in files.
+      seconds: spent in "rollout", "reward" and "update", where they are apart; waiting for the device included.
+    """
+
+    metrics: Metrics
+    details: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+Look = Callable[[Decoder, Rollout, Rewards], None]
 
 
 @runtime_checkable
 class Loop(Protocol):
     """One iteration, and a look at what the policy does."""
 
-    def iterate(self, state: TrainState, step: int) -> tuple[TrainState, Metrics]:
-        """The state after iteration `step`, which is `state.step` known on the host; `state` is donated."""
+    def iterate(self, run: RunState, step: int, look: Look | None = None) -> tuple[RunState, Iteration]:
+        """The run after iteration `step`, which is `run.train.step` known on the host; its arrays are donated.
+
+        Before the update, `look` is shown the policy and a rollout: the one that is trained on, where it leaves the
+        program, else another one of the same prompts and seeds.
+        """
         ...
 
-    def sample(self, state: TrainState, step: int) -> tuple[Rollout, Rewards]:
-        """A rollout of iteration `step`'s shape, on prompts of that step, without learning from it."""
+    def sample(self, run: RunState, step: int) -> tuple[Rollout, Rewards]:
+        """A rollout of an iteration's shape, on prompts of that step, without learning from it."""
         ...
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def make_prompts(task: DeviceTask, key: Key[Array, ""], num: int) -> Prompts:
+    """`DeviceTask.prompts` as a program."""
+    return task.prompts(key, num)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def score_on_device(task: DeviceTask, rollout: Rollout) -> Rewards:
+    """`DeviceTask.score` as a program."""
+    return task.score(rollout)
+
+
+class _Clock:
+    """Seconds by what they were spent on."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceLoop:
-    """Everything in one program; compiles at the first iteration."""
+    """Everything in one program, or, with dynamic sampling, in three; compiles at the first iteration."""
 
     task: DeviceTask
     config: GRPOConfig
     optimizer: optax.GradientTransformation
     reference: Decoder | None = None
 
-    def iterate(self, state: TrainState, step: int) -> tuple[TrainState, Metrics]:
+    def iterate(self, run: RunState, step: int, look: Look | None = None) -> tuple[RunState, Iteration]:
         """See `Loop.iterate`."""
-        return train_iteration(
-            state, task=self.task, config=self.config, optimizer=self.optimizer, reference=self.reference
+        if self.config.dynamic_sampling:
+            return self._iterate_with_refills(run, step, look)
+        if look is not None:
+            look(run.train.model, *self.sample(run, step))
+        state, metrics = train_iteration(
+            run.train, task=self.task, config=self.config, optimizer=self.optimizer, reference=self.reference
         )
+        return dataclasses.replace(run, train=state), Iteration(metrics)
 
-    def sample(self, state: TrainState, step: int) -> tuple[Rollout, Rewards]:
+    def _iterate_with_refills(self, run: RunState, step: int, look: Look | None) -> tuple[RunState, Iteration]:
+        clock = _Clock()
+        with clock("rollout"):
+            rollout, rewards = self._rolled(run.train, step, 0)
+            missing = first_missing = int(num_flat(rollout, rewards))
+            refill = 0
+            while missing and refill < self.config.max_refills:
+                refill += 1
+                rollout, rewards, left = refilled(rollout, rewards, *self._rolled(run.train, step, refill))
+                missing = int(left)
+        if look is not None:
+            look(run.train.model, rollout, rewards)
+        with clock("update"):
+            state, metrics = _updated(self, run.train, rollout, rewards)
+        details = _refill_details(first_missing, missing, refill, self.config)
+        return dataclasses.replace(run, train=state), Iteration(metrics, details, clock.seconds)
+
+    def sample(self, run: RunState, step: int) -> tuple[Rollout, Rewards]:
         """See `Loop.sample`."""
-        make_prompts = jax.jit(self.task.prompts, static_argnums=1)
-        prompts = make_prompts(jax.random.fold_in(jax.random.key(step), 1), self.config.num_prompts)
-        rollout = collect_for_host(
-            state,
-            prompts,
-            config=self.config,
-            vocab_size=self.task.vocab_size,
-            eos_token_ids=self.task.eos_token_ids,
-        )
-        return rollout, jax.jit(self.task.score)(rollout)
+        return self._rolled(run.train, step, 0)
+
+    def _rolled(self, state: TrainState, step: int, refill: int) -> tuple[Rollout, Rewards]:
+        key, _ = jax.random.split(jax.random.fold_in(state.key, step))
+        key = jax.random.fold_in(key, refill) if refill else key
+        rollout = _collected(self, state, make_prompts(self.task, key, self.config.num_prompts), step, refill)
+        return rollout, score_on_device(self.task, rollout)
 
 
 @dataclasses.dataclass(frozen=True)
 class HostLoop:
-    """Two programs; between them token ids come down and rewards go up. Compiles at the first iteration."""
+    """Two programs; between them token ids come down and rewards go up. Compiles at the first iteration.
+
+    Attributes:
+      task: prompts and rewards.
+      config: the iteration.
+      optimizer: that of the state.
+      reference: as in `train.step.grpo_step`.
+      overlap: dispatch the next rollout before the rewards of this one are there; it is then drawn by the policy before
+        this iteration's update.
+    """
 
     task: HostTask
     config: GRPOConfig
     optimizer: optax.GradientTransformation
     reference: Decoder | None = None
+    overlap: bool = False
 
-    def iterate(self, state: TrainState, step: int) -> tuple[TrainState, Metrics]:
+    def iterate(self, run: RunState, step: int, look: Look | None = None) -> tuple[RunState, Iteration]:
         """See `Loop.iterate`."""
-        rollout, rewards = self.sample(state, step)
-        return update_from_host(
-            state, rollout, rewards, config=self.config, optimizer=self.optimizer, reference=self.reference
-        )
+        clock = _Clock()
+        with clock("rollout"):
+            rollout, entries, run = self._first(run, step)
+            completions = completions_of(rollout)
+        with clock("reward"), ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(self._scored, entries, completions)
+            if self.overlap:
+                ahead, _, cursor = self._drawn(run.train, run.progress.cursor, step + 1)
+                progress = dataclasses.replace(run.progress, cursor=cursor, ahead_cursor=run.progress.cursor)
+                run = dataclasses.replace(run, progress=progress, ahead=ahead)
+            scored = waiting.result()
+        rewards, details = processes.to_devices(scored.rewards, run.train.model.rules), dict(scored.details)
+        if self.config.dynamic_sampling:
+            with clock("rollout"):
+                rollout, rewards, run, more = self._refilled(rollout, rewards, run, step)
+            details |= more
+        if look is not None:
+            look(run.train.model, rollout, rewards)
+        with clock("update"):
+            state, metrics = _updated(self, run.train, rollout, rewards)
+            jax.block_until_ready(metrics)
+        run = dataclasses.replace(run, train=state)
+        return run, Iteration(metrics, details, clock.seconds)
 
-    def sample(self, state: TrainState, step: int) -> tuple[Rollout, Rewards]:
+    def sample(self, run: RunState, step: int) -> tuple[Rollout, Rewards]:
         """See `Loop.sample`."""
-        prompts, entries, _ = self.task.draw(Cursor(0, step * self.config.num_prompts), self.config.num_prompts)
-        rollout = collect_for_host(
-            state,
-            jax.device_put(prompts),
-            config=self.config,
-            vocab_size=self.task.vocab_size,
-            eos_token_ids=self.task.eos_token_ids,
-        )
-        token_ids, lengths = jax.device_get((rollout.token_ids, rollout.lengths))
-        completions = [row[:length].tolist() for row, length in zip(token_ids, lengths, strict=True)]
-        rewards = self.task.score(entries, completions, self.config.group_size).rewards
-        return rollout, jax.device_put(rewards)
+        rollout, entries, _ = self._drawn(run.train, run.progress.cursor, step)
+        rewards = self._scored(entries, completions_of(rollout)).rewards
+        return rollout, processes.to_devices(rewards, run.train.model.rules)
+
+    def _first(self, run: RunState, step: int) -> tuple[Rollout, list[Any], RunState]:
+        """The iteration's rollout: the one drawn ahead, where there is one."""
+        if run.ahead is not None:
+            _, entries, _ = self.task.draw(run.progress.ahead_cursor, self.config.num_prompts)
+            return run.ahead, entries, dataclasses.replace(run, ahead=None)
+        rollout, entries, cursor = self._drawn(run.train, run.progress.cursor, step)
+        return rollout, entries, _moved(run, cursor)
+
+    def _drawn(
+        self, state: TrainState, cursor: Cursor, step: int, refill: int = 0
+    ) -> tuple[Rollout, list[Any], Cursor]:
+        prompts, entries, cursor = self.task.draw(cursor, self.config.num_prompts)
+        prompts = processes.to_devices(prompts, state.model.rules)
+        return _collected(self, state, prompts, step, refill), entries, cursor
+
+    def _scored(self, entries: list[Any], completions: list[list[int]]) -> Scored:
+        return processes.by_the_first(lambda: self.task.score(entries, completions, self.config.group_size))
+
+    def _refilled(
+        self, rollout: Rollout, rewards: Rewards, run: RunState, step: int
+    ) -> tuple[Rollout, Rewards, RunState, dict[str, float]]:
+        missing = first_missing = int(num_flat(rollout, rewards))
+        refill = 0
+        while missing and refill < self.config.max_refills:
+            refill += 1
+            more, entries, cursor = self._drawn(run.train, run.progress.cursor, step, refill)
+            scored = self._scored(entries, completions_of(more))
+            more_rewards = processes.to_devices(scored.rewards, run.train.model.rules)
+            rollout, rewards, left = refilled(rollout, rewards, more, more_rewards)
+            missing, run = int(left), _moved(run, cursor)
+        return rollout, rewards, run, _refill_details(first_missing, missing, refill, self.config)
+
+
+def _moved(run: RunState, cursor: Cursor) -> RunState:
+    return dataclasses.replace(run, progress=dataclasses.replace(run.progress, cursor=cursor))
+
+
+def _collected(
+    loop: DeviceLoop | HostLoop, state: TrainState, prompts: Prompts, step: int, refill: int
+) -> Rollout:
+    return collect_for_host(
+        state,
+        prompts,
+        config=loop.config,
+        vocab_size=loop.task.vocab_size,
+        eos_token_ids=loop.task.eos_token_ids,
+        key=rollout_key(state.key, step, refill),
+    )
+
+
+def _updated(
+    loop: DeviceLoop | HostLoop, state: TrainState, rollout: Rollout, rewards: Rewards
+) -> tuple[TrainState, Metrics]:
+    return update_from_host(
+        state, rollout, rewards, config=loop.config, optimizer=loop.optimizer, reference=loop.reference
+    )
+
+
+def completions_of(rollout: Rollout) -> list[list[int]]:
+    """Token ids of each row, once they are there."""
+    token_ids, lengths = processes.to_host((rollout.token_ids, rollout.lengths))
+    return [row[:length].tolist() for row, length in zip(token_ids, lengths, strict=True)]
+
+
+def _refill_details(first: int, left: int, refills: int, config: GRPOConfig) -> dict[str, float]:
+    """How much of the first rollout taught something, what it took to fill the batch, and how full that is."""
+    return {
+        "dynamic_sampling/useful_share": 1 - first / config.num_prompts,
+        "dynamic_sampling/num_refills": float(refills),
+        "dynamic_sampling/filled_share": 1 - left / config.num_prompts,
+    }

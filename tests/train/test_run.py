@@ -2,7 +2,9 @@ import dataclasses
 import functools
 import io
 import json
+import os
 import shutil
+import signal
 
 import jax
 import numpy as np
@@ -10,14 +12,30 @@ import pytest
 from rich.console import Console
 
 from models import lora
-from train import build, checkpoint, cli, report, run
-from train.config import GRPOConfig, RunConfig
+from train import build, checkpoint, cli, report, run, training
+from train.config import GRPOConfig
+from train.run_config import EvaluationConfig, RunConfig, SavingConfig, WatchConfig
 
 # With a price on the KL, so that a resumed run must find the reference again.
 GRPO = GRPOConfig(
-    num_prompts=4, group_size=4, max_new_tokens=5, top_k=4, top_p=0.9, schedule="cosine", kl_coefficient=0.1
+    num_prompts=4,
+    group_size=4,
+    max_new_tokens=5,
+    top_k=4,
+    top_p=0.9,
+    schedule="cosine",
+    kl_coefficient=0.1,
+    reference_every=3,
+    ema_decay=0.9,
 )
-CONFIG = RunConfig(preset="sort-tiny", task="sort", model="tiny", iterations=4, checkpoint_every=2, grpo=GRPO)
+CONFIG = RunConfig(
+    preset="sort-tiny",
+    iterations=4,
+    grpo=GRPO,
+    evaluation=EvaluationConfig(eval_every=2, eval_prompts=20, eval_samples=2),
+    saving=SavingConfig(checkpoint_every=2),
+    watch=WatchConfig(sample_every=2, num_samples=3),
+)
 
 
 def console():
@@ -25,9 +43,8 @@ def console():
 
 
 def saved_arrays(folder, step):
-    _, _, like = run.build(CONFIG)
-    state = checkpoint.restore(folder / "checkpoints", step, like)
-    return [np.asarray(jax.random.key_data(leaf) if leaf is state.key else leaf) for leaf in jax.tree.leaves(state)]
+    saved = checkpoint.restore(folder / "checkpoints", step, build.build(CONFIG).run)
+    return {name: np.asarray(leaf) for name, leaf in checkpoint.named_leaves(saved).items()}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,32 +75,53 @@ def test_a_run_leaves_its_folder(whole):
     folder, text = whole
     assert RunConfig.from_json((folder / "config.json").read_text()) == CONFIG
     rows = report.read_metrics(folder / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     assert all(np.isfinite(value).all() for row in rows for value in row.values())
+    assert [row["step"] for row in rows if "eval/greedy" in row] == [0, 2, 4], "the last one after the last iteration"
+    assert {"eval/greedy", "eval/pass@1", "eval/pass@2", "time/evaluation", "step"} == set(rows.pop())
+    assert [row["step"] for row in rows if "support/kept_mass" in row] == [0, 2]
+    assert all(0.5 < row["support/kept_mass"] < 1 for row in rows[::2])
     assert all(row["ratio/max_error"] <= 1e-5 for row in rows)
     assert rows[0]["kl"] == 0, "the reference is the policy that a run starts with"
-    assert rows[3]["kl"] > 0
+    assert rows[2]["kl"] > 0
+    assert rows[3]["kl"] == 0, "and, from the third update on, the one it had then"
     assert all(row["staleness/mean"] == 0 for row in rows)
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "</html>" in (folder / "report.html").read_text()
     samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    assert len(samples) == 4
+    assert [sample["step"] for sample in samples] == [0] * 3 + [2] * 3 + [4] * 3
     for sample in samples:
         assert len(sample["token_ids"]) == len(sample["sampling_mask"]) == len(sample["logprobs"]) == 5
         assert all(token in mask for token, mask in zip(sample["token_ids"], sample["sampling_mask"], strict=True))
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
-        "2",
-        "2.files.json",
-        "4",
-        "4.files.json",
-    ]
-    for word in ("largest |ratio - 1|", "curves.png", "checkpoints/4", "exact answers"):
+    names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert names == ["2", "2.files.json", "2.run.json", "4", "4.files.json", "4.run.json", "run.json"]
+    for word in ("largest |ratio - 1|", "curves.png", "report.html", "checkpoints/4", "exact answers", "held-out"):
         assert word in text
+
+
+def timeless(folder):
+    rows = report.read_metrics(folder / "metrics.jsonl")
+    return [
+        {name: value for name, value in row.items() if "second" not in name and "time/" not in name} for row in rows
+    ]
+
+
+def same_runs(one, other, step=4):
+    """Arrays, progress, metrics and samples are the same, bit for bit."""
+    ours, theirs = saved_arrays(one, step), saved_arrays(other, step)
+    assert list(ours) == list(theirs)
+    for name, leaf in ours.items():
+        np.testing.assert_array_equal(leaf, theirs[name], err_msg=name)
+    assert timeless(one) == timeless(other)
+    lines = [(folder / "samples.jsonl").read_text().splitlines() for folder in (one, other)]
+    # A killed run may have written some of them twice.
+    assert list(dict.fromkeys(lines[0])) == list(dict.fromkeys(lines[1]))
 
 
 @pytest.mark.slow
 def test_half_a_run_resumed_is_the_whole_run(whole, tmp_path, monkeypatch):
     folder = tmp_path / "half"
-    iterate, calls = run._timed, []
+    iterate, calls = training._iterated, []
 
     def stops_after_two(*arguments):
         if len(calls) == 2:
@@ -91,33 +129,71 @@ def test_half_a_run_resumed_is_the_whole_run(whole, tmp_path, monkeypatch):
         calls.append(arguments)
         return iterate(*arguments)
 
-    monkeypatch.setattr(run, "_timed", stops_after_two)
+    monkeypatch.setattr(training, "_iterated", stops_after_two)
     with pytest.raises(KeyboardInterrupt, match="goes on after iteration 2"):
         run.start(CONFIG, folder, console())
-    monkeypatch.setattr(run, "_timed", iterate)
+    monkeypatch.setattr(training, "_iterated", iterate)
     run.resume(folder, None, console())
-    for one, other in zip(saved_arrays(whole[0], 4), saved_arrays(folder, 4), strict=True):
-        np.testing.assert_array_equal(one, other)
-    timeless = [
-        [{name: value for name, value in row.items() if "second" not in name} for row in rows]
-        for rows in (report.read_metrics(whole[0] / "metrics.jsonl"), report.read_metrics(folder / "metrics.jsonl"))
-    ]
-    assert timeless[0] == timeless[1]
+    same_runs(whole[0], folder)
+
+
+@pytest.mark.slow
+def test_sigterm_lets_the_iteration_finish_and_the_run_goes_on_from_there(whole, tmp_path, monkeypatch):
+    """The checkpoint is of an iteration that has none otherwise."""
+    folder, screen = tmp_path / "ended", console()
+    iterate = training._iterated
+
+    def is_told(training, run, step, row):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return iterate(training, run, step, row)
+
+    monkeypatch.setattr(training, "_iterated", is_told)
+    before = signal.getsignal(signal.SIGTERM)
+    run.start(CONFIG, folder, screen)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert "stopped by SIGTERM after iteration 3; --resume" in screen.file.getvalue()
+    assert checkpoint.finished_steps(folder / "checkpoints") == [2, 3]
+    monkeypatch.setattr(training, "_iterated", iterate)
+    run.resume(folder, None, console())
+    same_runs(whole[0], folder)
 
 
 @pytest.mark.slow
 def test_a_torn_line_and_a_new_total_survive_a_resume(whole, tmp_path, monkeypatch):
     folder = shutil.copytree(whole[0], tmp_path / "run")
     # The schedule of another total is another program, and what an iteration does is of no matter here.
-    last = report.read_metrics(folder / "metrics.jsonl")[-1]
-    monkeypatch.setattr(run, "_timed", lambda loop, state, step: (state, last | {"step": step}))
+    last = report.read_metrics(folder / "metrics.jsonl")[-2]
+    monkeypatch.setattr(training, "_iterated", lambda training, run, step, row: (run, last | {"step": step}))
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "rewards/me')
     run.resume(folder, 5, console())
     assert [row["step"] for row in report.read_metrics(folder / "metrics.jsonl")] == [0, 1, 2, 3, 4]
     assert RunConfig.from_json((folder / "config.json").read_text()).iterations == 5
-    with pytest.raises(ValueError, match="has done 5 of 5 iterations"):
-        run.resume(folder, None, console())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("evaluation", "step", "reason"),
+    [
+        (EvaluationConfig(1, 20, early_stop_target=0.5), 2, "the greedy share of right answers, 0.500, has reached"),
+        (EvaluationConfig(1, 20, early_stop_patience=2), 4, "2 evaluations without one better than 0.600"),
+    ],
+)
+def test_a_run_stops_early_and_so_does_a_resumed_one(tmp_path, monkeypatch, evaluation, step, reason):
+    scores = iter([0.1, 0.2, 0.6, 0.5, 0.6, 0.4] if evaluation.early_stop_patience else [0.1, 0.2, 0.5])
+    seen = []
+    monkeypatch.setattr(training, "evaluate", lambda *_: seen.append(next(scores)) or {"eval/greedy": seen[-1]})
+    config = dataclasses.replace(CONFIG, iterations=8, evaluation=evaluation, grpo=GRPO, watch=WatchConfig())
+    screen = console()
+    folder = run.start(config, tmp_path / "run", screen)
+    assert f"stopped before iteration {step + 1}: {reason}" in " ".join(screen.file.getvalue().split())
+    assert checkpoint.latest_step(folder / "checkpoints") == step
+    monkeypatch.setattr(training, "evaluate", lambda *_: {"eval/greedy": seen[-1]})
+    screen = console()
+    run.resume(folder, None, screen)
+    assert f"stopped before iteration {step + 1}: {reason}" in " ".join(screen.file.getvalue().split())
+    assert len(report.read_metrics(folder / "metrics.jsonl")) == step + 1
 
 
 @pytest.mark.slow
@@ -148,11 +224,11 @@ def test_new_folders_are_claimed(tmp_path):
 
 
 def test_a_run_that_another_one_overtakes_stops(tmp_path, monkeypatch):
-    build = run.build
+    build_run = run.build
 
     def overtaken(config):
         (tmp_path / "config.json").write_text("the other's")
-        return build(config)
+        return build_run(config)
 
     monkeypatch.setattr(run, "build", overtaken)
     with pytest.raises(ValueError, match="taken by another run"):
@@ -174,21 +250,30 @@ def test_a_model_that_does_not_fit_the_task_leaves_no_folder(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_adapters_is_resumed_bit_for_bit_and_leaves_them(tmp_path, monkeypatch):
+def test_a_run_of_adapters_is_resumed_bit_for_bit_and_leaves_them(tmp_path):
     """The adapters saved at the end are those of the unbroken run; the ratio starts at one, the KL from the base."""
-    config = dataclasses.replace(CONFIG, iterations=2, checkpoint_every=1, lora_rank=2, lora_targets=("query", "up"))
+    config = dataclasses.replace(
+        CONFIG,
+        iterations=2,
+        lora_rank=2,
+        lora_targets=("query", "up"),
+        grpo=dataclasses.replace(GRPO, reference_every=0, ema_decay=0.0),
+        evaluation=EvaluationConfig(),
+        saving=SavingConfig(checkpoint_every=1),
+        watch=WatchConfig(),
+    )
     folder = run.start(config, tmp_path / "run", console())
     rows = report.read_metrics(folder / "metrics.jsonl")
     assert all(row["ratio/max_error"] <= 1e-5 for row in rows)
     assert rows[0]["kl"] == pytest.approx(0, abs=1e-6)
-    whole = (folder / "adapters" / "adapter_model.safetensors").read_bytes()
-    shutil.rmtree(folder / "adapters")
+    whole = (folder / "adapters-2" / "adapter_model.safetensors").read_bytes()
+    shutil.rmtree(folder / "adapters-2")
     shutil.rmtree(folder / "checkpoints" / "2")
     (folder / "checkpoints" / "2.files.json").unlink()
     run.resume(folder, None, console())
-    assert (folder / "adapters" / "adapter_model.safetensors").read_bytes() == whole
-    _, _, first = run.build(config)
-    assert lora.load(lora.detach(first.model), folder / "adapters").config == first.model.config
+    assert (folder / "adapters-2" / "adapter_model.safetensors").read_bytes() == whole
+    first = build.build(config).run.train
+    assert lora.load(lora.detach(first.model), folder / "adapters-2").config == first.model.config
 
 
 def _remove_everything(path):
@@ -212,14 +297,36 @@ def _damage_metadata(path):
 
 
 def _damage_list(path):
-    path.with_name("4.files.json").write_text("[")
+    path.with_name(f"{path.name}.files.json").write_text("[")
+
+
+DAMAGES = [_remove_everything, _truncate_data, _flip_a_bit, _damage_metadata, _damage_list]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", [_remove_everything, _truncate_data, _flip_a_bit, _damage_metadata, _damage_list])
-def test_a_damaged_checkpoint_is_refused_in_one_line_and_left_alone(whole, tmp_path, capfd, damage):
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(whole, tmp_path, monkeypatch, damage):
     folder = shutil.copytree(whole[0], tmp_path / "run")
-    damage(folder / "checkpoints" / "4")
+    checkpoints = folder / "checkpoints"
+    damage(checkpoints / "4")
+    before = {path.name: path.read_bytes() for path in checkpoints.glob("4/**/*") if path.is_file()}
+    seen, screen = [], console()
+    monkeypatch.setattr(run, "train", lambda *_, first_step, **__: seen.append(first_step))
+    run.resume(folder, 6, screen)
+    assert seen == [2]
+    said = " ".join(screen.file.getvalue().split())
+    assert "checkpoints/4 is damaged or does not fit this run" in said
+    assert "it is set aside as 4.damaged-1, and step 2 is used" in said
+    assert checkpoint.finished_steps(checkpoints) == [2]
+    aside = checkpoints / "4.damaged-1"
+    assert {path.name: path.read_bytes() for path in aside.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.slow
+def test_where_every_checkpoint_is_damaged_nothing_is_touched(whole, tmp_path, capfd):
+    folder = shutil.copytree(whole[0], tmp_path / "run")
+    for step in (2, 4):
+        _flip_a_bit(folder / "checkpoints" / str(step))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert cli.main(["--resume", str(folder), "--iterations", "6"]) == 2
     said = capfd.readouterr().err
