@@ -1,0 +1,170 @@
+"""Charts as SVG text that a page holds inline: colours by CSS classes, so that light and dark come from the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from train.report_series import Chart, Line
+
+WIDTH, HEIGHT = 300, 170
+LEFT, RIGHT, TOP, BOTTOM = 48, 6, 8, 22
+# A logarithmic axis shows nothing smaller, such as the 0 of a ratio that is 1 to the last bit: it lies on the least value.
+LOG_FLOOR = 1e-16
+NUM_SHADES = 20
+
+Scale = Callable[[np.ndarray | float], np.ndarray]
+
+
+def curves(chart: Chart) -> Markup:
+    """A chart as an <svg> element. A logarithmic one without a positive value is drawn on a plain axis."""
+    drawn = [side for line in chart.lines for side in (line.y, line.low, line.high) if side is not None]
+    values = np.concatenate([*drawn, [] if chart.reference is None else [chart.reference]])
+    values = values[np.isfinite(values)]
+    positive = values[values > LOG_FLOOR]
+    floor = float(positive.min()) if chart.is_log and len(positive) else None
+    across, up = _across(np.concatenate([line.x for line in chart.lines])), _up(values, floor)
+    x, y_linear = _scale(*across, LEFT, WIDTH - RIGHT), _scale(*up, HEIGHT - BOTTOM, TOP)
+
+    def y(values: np.ndarray | float) -> np.ndarray:
+        return y_linear(np.asarray(values) if floor is None else np.log10(np.maximum(values, floor)))
+
+    parts = _y_axis(y, up, floor) + _x_axis(x, across)
+    if chart.reference is not None:
+        at = _number(float(y(chart.reference)))
+        parts.append(f'<line class="ref" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
+    parts += [_line(line, number, x, y) for number, line in enumerate(chart.lines)]
+    return _svg(chart.title, parts)
+
+
+def heat_map(title: str, steps: np.ndarray, shares: np.ndarray, labels: Sequence[str]) -> Markup:
+    """Shares [N, K] over N ascending iterations and K labelled buckets, the darker the larger.
+
+    Args:
+      title: for who cannot see it.
+      steps: where each column stands.
+      shares: in [0, 1].
+      labels: of the buckets, from the bottom up.
+    """
+    num, num_buckets = shares.shape
+    cell = (HEIGHT - TOP - BOTTOM) / num_buckets
+    edges = LEFT + (WIDTH - LEFT - RIGHT) * np.arange(num + 1) / num
+    # By the square root, so that the few wide supports can be seen at all.
+    shades = np.ceil(np.sqrt(np.clip(np.nan_to_num(shares), 0, 1)) * NUM_SHADES).astype(int)
+    parts = []
+    for shade in range(1, NUM_SHADES + 1):
+        cells = (
+            f"M{_number(edges[column])} {_number(HEIGHT - BOTTOM - cell * (bucket + 1))}"
+            f"h{_number(edges[column + 1] - edges[column])}v{_number(cell)}H{_number(edges[column])}z"
+            for column, bucket in np.argwhere(shades == shade)
+        )
+        if path := "".join(cells):
+            parts.append(f'<path class="heat" fill-opacity="{shade / NUM_SHADES:.2f}" d="{path}"/>')
+    for bucket, label in enumerate(labels):
+        at = HEIGHT - BOTTOM - cell * (bucket + 0.5) + 3
+        parts.append(f'<text x="{LEFT - 5}" y="{_number(at)}" text-anchor="end">{escape(label)}</text>')
+    across = _across(steps)
+    parts += _x_axis(_scale(*across, LEFT, WIDTH - RIGHT), across)
+    return _svg(title, parts)
+
+
+def _svg(title: str, parts: Sequence[str]) -> Markup:
+    body = "".join(parts)
+    # All text in it is made of numbers, or escaped above.
+    return Markup(f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{body}</svg>')
+
+
+def _across(steps: np.ndarray) -> tuple[float, float]:
+    return float(steps.min()), float(max(steps.max(), steps.min() + 1))
+
+
+def _up(values: np.ndarray, floor: float | None) -> tuple[float, float]:
+    """Limits of the values' axis; of their powers of ten where there is a floor."""
+    if len(values) == 0:
+        return 0.0, 1.0
+    if floor is not None:
+        values = np.log10(np.maximum(values, floor))
+    low, high = float(values.min()), float(values.max())
+    if floor is None and 0 < low < 0.5 * high:
+        low = 0.0
+    # Values that differ by rounding alone lie on one line, not all over the picture.
+    if high - low <= 1e-7 * max(abs(high), abs(low)):
+        low, high = (0.0, 1.0) if high == 0 else (low - 0.5 * abs(low), high + 0.5 * abs(high))
+    margin = 0.04 * (high - low)
+    return (low if low == 0 else low - margin), high + margin
+
+
+def _scale(low: float, high: float, start: float, end: float) -> Scale:
+    return lambda values: start + (np.asarray(values) - low) / (high - low) * (end - start)
+
+
+def _y_axis(y: Scale, up: tuple[float, float], floor: float | None) -> list[str]:
+    parts = []
+    for tick in nice_ticks(*up, 4) if floor is None else log_ticks(*up):
+        at = float(y(tick))
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{_number(at)}" y2="{_number(at)}"/>')
+        parts.append(f'<text x="{LEFT - 5}" y="{_number(at + 3)}" text-anchor="end">{_short(tick)}</text>')
+    return parts
+
+
+def _x_axis(x: Scale, across: tuple[float, float]) -> list[str]:
+    return [
+        f'<text x="{_number(float(x(tick)))}" y="{HEIGHT - 6}" text-anchor="middle">{_short(tick)}</text>'
+        for tick in nice_ticks(*across, 4)
+        if tick % 1 == 0
+    ]
+
+
+def _line(line: Line, number: int, x: Scale, y: Callable[..., np.ndarray]) -> str:
+    across, parts = x(line.x), []
+    if line.low is not None and line.high is not None:
+        for run in _finite_runs(line.low + line.high):
+            edge = [*zip(across[run], y(line.high[run]), strict=True)]
+            edge += [*zip(across[run], y(line.low[run]), strict=True)][::-1]
+            corners = " ".join(f"{_number(a)},{_number(b)}" for a, b in edge)
+            parts.append(f'<polygon class="band c{number % 5}" points="{corners}"/>')
+    heights = y(line.y)
+    for run in _finite_runs(line.y):
+        points = [f"{_number(a)},{_number(b)}" for a, b in zip(across[run], heights[run], strict=True)]
+        parts.append(f'<polyline class="line c{number % 5}" points="{" ".join(points)}"/>')
+        if line.is_sparse or len(points) == 1:
+            circle = '<circle class="dot c{}" cx="{}" cy="{}" r="2.5"/>'
+            parts += [circle.format(number % 5, *point.split(",")) for point in points]
+    return "".join(parts)
+
+
+def _finite_runs(values: np.ndarray) -> list[slice]:
+    """The stretches of consecutive finite values."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], np.isfinite(values), [False]]).astype(np.int8)))
+    return [slice(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
+
+
+def nice_ticks(low: float, high: float, num: int) -> list[float]:
+    """About `num` round values from `low` to `high`: multiples of 1, 2 or 5 times a power of ten."""
+    rough = (high - low) / num
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+    return [round(number * step, 12) for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten between 10^low and 10^high, five at most; 1, 2 and 5 times them where there are fewer than two."""
+    powers = range(math.ceil(low), math.floor(high) + 1)
+    if len(powers) >= 2:
+        return [10.0**power for power in powers[:: math.ceil(len(powers) / 5)]]
+    found = [factor * 10.0**power for power in range(math.floor(low), math.ceil(high)) for factor in (1, 2, 5)]
+    return [tick for tick in found if low <= math.log10(tick) <= high]
+
+
+def _short(value: float) -> str:
+    if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    return f"{value / 1000:g}k" if abs(value) >= 1e4 else f"{value:.6g}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
