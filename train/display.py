@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from train.figures import live_rows, plain_line
 
@@ -42,9 +44,9 @@ class Display:
         """Starts the live view, where there is one."""
         if self._live is not None:
             self._live.start()
-            self._live.update(Panel("compiling the iteration\u2026", title=self._title, title_align="left"))
+            self._live.update(Panel("compiling the iteration\u2026", title=Text(self._title), title_align="left"))
         else:
-            self._console.print(f"{self._title}: compiling the iteration")
+            self._console.print(f"{self._title}: compiling the iteration", markup=False)
         return self
 
     def __exit__(
@@ -71,9 +73,8 @@ class Display:
     def _remember(self, step: int, metrics: Mapping[str, Any]) -> None:
         """What outlives the iteration: rewards, the worst ratio, and the last evaluation, which few of them have."""
         self._rewards.append(metrics.get("rewards/mean", float("nan")))
-        error = metrics.get("ratio/max_error", 0.0)
         # NaN is worse than any number, and stays.
-        self._worst_ratio = self._worst_ratio if error <= self._worst_ratio else error
+        self._worst_ratio = float(np.maximum(self._worst_ratio, metrics.get("ratio/max_error", 0.0)))
         found = {name: value for name, value in metrics.items() if name.startswith("eval/")}
         if found:
             self._evaluation = {**found, "step": step}
@@ -92,7 +93,7 @@ class Display:
         bar = ProgressBar(total=self._num_iterations, completed=done, width=40)
         status = Table.grid(padding=(0, 2))
         status.add_row(bar, f"{done}/{self._num_iterations}", f"{_clock(self._seconds_left(done))} left")
-        return Panel(Group(status, grid), title=self._title, title_align="left", expand=False)
+        return Panel(Group(status, grid), title=Text(self._title), title_align="left", expand=False)
 
 
 def _clock(seconds: float) -> str:

@@ -36,9 +36,10 @@ def live_rows(
       worst_ratio: largest |ratio - 1| of the run.
       scored: what the policy is scored on.
     """
+    spread = _of(row, "\u00b1 {:.3f} in a group", "rewards/std")
+    reward = _join(_of(row, "{:.3f}", "rewards/mean"), spread, sep=" ")
     rows = [
-        ("reward", _join(_of(row, "{:.3f}", "rewards/mean"), _of(row, "\u00b1 {:.3f}", "rewards/std"), sep=" ")
-         + (f"  {sparkline(rewards)}" if len(rewards) > 1 else "")),
+        ("reward", f"{reward}  {sparkline(rewards)}" if len(rewards) > 1 else reward),
         ("exact answers", _of(row, "{:.1%}", "rewards/exact")),
         ("held out", _held_out(evaluation)),
         ("support size", _support(row)),

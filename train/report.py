@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib.figure
 import numpy as np
 
-from train.report_series import column
+from train.report_series import column, smooth
 
 BLUE, ORANGE, GREEN = "#2563eb", "#d97706", "#059669"
 # A float32 ratio that is 1 to the last bit has no place on a logarithmic axis.
@@ -73,7 +73,7 @@ def _lines(axes: Any, steps: np.ndarray, rows: Sequence[dict[str, Any]], series:
     for name, (label, colour) in series.items():
         values = column(rows, name)
         axes.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
-        axes.plot(steps, _smooth(values), color=colour, linewidth=1.8, label=label)
+        axes.plot(steps, smooth(values), color=colour, linewidth=1.8, label=label)
     axes.spines["top"].set_visible(False)
 
 
@@ -94,18 +94,3 @@ def _finish(axes: Any, title: str, also: Sequence[Any] = (), **limits: Any) -> N
     axes.grid(alpha=0.25)
     if limits:
         axes.set(**limits)
-
-
-def _smooth(values: np.ndarray) -> np.ndarray:
-    """A running mean over about a thirtieth of the run, of the finite values up to each step; NaN where none is."""
-    window = max(1, len(values) // 30)
-    is_finite = np.isfinite(values)
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(ends - window, 0)
-
-    def sums(terms: np.ndarray) -> np.ndarray:
-        running = np.cumsum(np.concatenate([np.zeros(1), terms]))
-        return running[ends] - running[starts]
-
-    num = sums(is_finite.astype(np.float64))
-    return np.where(num > 0, sums(np.where(is_finite, values, 0.0)) / np.maximum(num, 1), np.nan)

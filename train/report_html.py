@@ -14,7 +14,7 @@ from models.files import write_whole
 from train.report import read_metrics
 from train.report_samples import PROBABILITY_LIMITS, SIZE_LIMITS, read_samples, shown_samples
 from train.report_series import bin_starts, charts, column
-from train.report_svg import curves, heat_map
+from train.report_svg import PLOT, curves, heat_map
 
 MAX_COLUMNS = 120
 # Iterations that a headline figure is the mean of.
@@ -38,6 +38,7 @@ def write_report(folder: Path) -> Path:
         samples=shown_samples(read_samples(folder / "samples.jsonl")),
         shades=_shades(),
         lines=_probabilities(),
+        plot=PLOT,
     )
     path = folder / "report.html"
     # Half of a surrogate pair, which JSON can hold, has no place in a file.
@@ -78,7 +79,7 @@ def _headline(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> l
         return []
     last = rows[-NUM_LAST:]
     total = config.get("iterations")
-    figures = [("iterations", f"{rows[-1]['step'] + 1:,}" + (f" of {total:,}" if isinstance(total, int) else ""))]
+    figures = [("iterations" + (f" of {total:,}" if isinstance(total, int) else ""), f"{rows[-1]['step'] + 1:,}")]
     of_last = {
         "reward": ("rewards/mean", "{:.3f}"),
         "exact answers": ("rewards/exact", "{:.1%}"),
@@ -95,12 +96,14 @@ def _headline(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> l
         values = column(rows, name)
         values = values[np.isfinite(values)]
         if len(values):
-            figures.append((f"held out, {name[5:]}", f"{values[0]:.1%} \u2192 {values[-1]:.1%}"))
+            first = f"{values[0]:.1%} \u2192 " if len(values) > 1 else ""
+            figures.append((f"held out, {name[5:]}", f"{first}{values[-1]:.1%}"))
     errors = column(rows, "ratio/max_error")
     if np.isfinite(errors).any():
         figures.append(("largest |ratio \u2212 1| of the run", f"{np.nanmax(errors):.1e}"))
-    seconds = np.nansum(column(rows, "seconds"))
-    return [*figures, ("time", f"{seconds / 60:,.1f} min")] if seconds > 0 else figures
+    minutes = np.nansum(column(rows, "seconds")) / 60
+    time = f"{minutes:.1f} min" if minutes < 120 else f"{minutes / 60:,.1f} h"
+    return [*figures, ("time", time)] if minutes > 0 else figures
 
 
 def _sizes(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -126,7 +129,9 @@ def bucket_labels(num: int) -> list[str]:
 
 def _shades() -> list[str]:
     labels = bucket_labels(len(SIZE_LIMITS))
-    return [f"{label} id" if label == "1" else f"{label} ids" for label in labels] + [f"more than {SIZE_LIMITS[-1]}"]
+    return [f"{label} id" if label == "1" else f"{label} ids" for label in labels] + [
+        f"more than {SIZE_LIMITS[-1]} ids"
+    ]
 
 
 def _probabilities() -> list[str]:

@@ -19,7 +19,8 @@ class Line:
     Attributes:
       label: for the legend.
       x: iterations, ascending.
-      y: values; NaN where there is none that is finite.
+      y: values, smoothed where they are noisy; NaN where there is none that is finite.
+      raw: the same not smoothed, to be drawn faintly; None where that is a band's matter, or `y` itself.
       low: lower edge of a band around the line; None for no band.
       high: upper edge.
       is_sparse: few points, to be marked each.
@@ -28,6 +29,7 @@ class Line:
     label: str
     x: Float[np.ndarray, " N"]
     y: Float[np.ndarray, " N"]
+    raw: Float[np.ndarray, " N"] | None = None
     low: Float[np.ndarray, " N"] | None = None
     high: Float[np.ndarray, " N"] | None = None
     is_sparse: bool = False
@@ -64,6 +66,7 @@ class Plan:
       series: names of metrics by label.
       spread: the metric that says how far the band reaches above and below the line.
       hides_zero: not drawn where all is 0.
+      is_noisy: drawn smoothed, over what it was.
     """
 
     section: str
@@ -74,6 +77,7 @@ class Plan:
     reference: float | None = None
     spread: str | None = None
     hides_zero: bool = False
+    is_noisy: bool = True
 
 
 PLANS = (
@@ -101,7 +105,7 @@ PLANS = (
     Plan("Optimisation", "Entropy, nats", {"of the scored distribution": "entropy"}),
     Plan("Optimisation", "Gradient norm", {"before clipping": "grad_norm"}, is_log=True),
     Plan("Optimisation", "Loss", {"first pass": "loss"}),
-    Plan("Optimisation", "Learning rate", {"learning rate": "learning_rate"}),
+    Plan("Optimisation", "Learning rate", {"learning rate": "learning_rate"}, is_noisy=False),
     Plan("Completions", "Length, tokens", {"mean": "completions/mean_length"}),
     Plan("Completions", "Cut off at the limit", {"share of completions": "completions/truncated_share"}),
     Plan("Completions", "Rewards that failed", {"failed": "rewards/num_failed", "too slow": "rewards/num_timeouts"},
@@ -148,34 +152,56 @@ def _of_prefixes(names: Mapping[str, None]) -> list[Plan]:
 
 
 def _chart(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> Chart | None:
-    steps = np.array([row["step"] for row in rows], np.float64)
     lines, num_not_finite = [], 0
     for label, name in plan.series.items():
-        is_there = np.array([row.get(name) is not None for row in rows], bool)
-        if not is_there.any():
+        found = [row for row in rows if row.get(name) is not None]
+        if not found:
             continue
-        values = column(rows, name)[is_there]
+        values = column(found, name)
         num_not_finite += int((~np.isfinite(values)).sum())
-        spread = None if plan.spread is None else column(rows, plan.spread)[is_there]
-        is_sparse = len(values) < 0.5 * len(rows) or len(values) == 1
-        lines.append(_line(label, steps[is_there], values, spread, is_sparse))
+        spread = None if plan.spread is None else column(found, plan.spread)
+        lines.append(_line(label, column(found, "step"), values, spread, plan, len(rows)))
     if not lines or (plan.hides_zero and not any(line.y.any() for line in lines)):
         return None
     return Chart(plan.title, tuple(lines), plan.note, plan.is_log, plan.reference, num_not_finite)
 
 
-def _line(label: str, steps: np.ndarray, values: np.ndarray, spread: np.ndarray | None, is_sparse: bool) -> Line:
+def _line(
+    label: str, steps: np.ndarray, values: np.ndarray, spread: np.ndarray | None, plan: Plan, num_rows: int
+) -> Line:
     """At most MAX_POINTS points: means of bins, in a band of +- `spread`, or of the least and greatest of the bin."""
     values = np.where(np.isfinite(values), values, np.nan)
     starts = bin_starts(len(values), MAX_POINTS)
-    num = np.add.reduceat(np.isfinite(values).astype(np.float64), starts)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        mean = np.add.reduceat(np.nan_to_num(values), starts) / num
-        sizes = np.diff(np.append(starts, len(values)))
-        x = np.add.reduceat(steps, starts) / sizes
-        if spread is not None:
-            half = np.add.reduceat(np.nan_to_num(spread), starts) / num
-            return Line(label, x, mean, mean - half, mean + half)
+    x = np.add.reduceat(steps, starts) / np.diff(np.append(starts, len(values)))
+    mean = _bin_means(values, starts)
+    if spread is not None:
+        half = _bin_means(np.where(np.isfinite(values), spread, np.nan), starts)
+        return Line(label, x, mean, low=mean - half, high=mean + half)
+    is_sparse = len(values) < 0.5 * num_rows or len(values) == 1
+    is_smoothed = plan.is_noisy and not is_sparse
+    y = smooth(mean) if is_smoothed else mean
     if len(starts) == len(values):
-        return Line(label, x, mean, is_sparse=is_sparse)
-    return Line(label, x, mean, np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts), is_sparse)
+        return Line(label, x, y, raw=mean if is_smoothed else None, is_sparse=is_sparse)
+    return Line(label, x, y, None, np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts), is_sparse)
+
+
+def _bin_means(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Of the values of each bin that are not NaN; NaN where all are."""
+    num = np.add.reduceat(np.isfinite(values).astype(np.float64), starts)
+    sums = np.add.reduceat(np.where(np.isfinite(values), values, 0.0), starts)
+    return np.where(num > 0, sums / np.maximum(num, 1), np.nan)
+
+
+def smooth(values: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+    """A running mean over about a thirtieth of the run around each step, of finite values; NaN where none is."""
+    reach = len(values) // 60
+    is_finite = np.isfinite(values)
+    place = np.arange(len(values))
+    starts, ends = np.maximum(place - reach, 0), np.minimum(place + reach + 1, len(values))
+
+    def sums(terms: np.ndarray) -> np.ndarray:
+        running = np.cumsum(np.concatenate([np.zeros(1), terms]))
+        return running[ends] - running[starts]
+
+    num = sums(is_finite.astype(np.float64))
+    return np.where(num > 0, sums(np.where(is_finite, values, 0.0)) / np.maximum(num, 1), np.nan)

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
 
 from train.report_series import Chart, Line
 
-WIDTH, HEIGHT = 300, 170
-LEFT, RIGHT, TOP, BOTTOM = 48, 6, 8, 22
-# A logarithmic axis shows nothing smaller, such as the 0 of a ratio that is 1 to the last bit: it lies on the least value.
+WIDTH, HEIGHT = 300.0, 170.0
+LEFT, RIGHT, TOP, BOTTOM = 52.0, 6.0, 8.0, 22.0
+# A logarithmic axis shows nothing below: the 0 of a ratio that is 1 to the last bit lies on the least other value.
 LOG_FLOOR = 1e-16
 NUM_SHADES = 20
+# Where the plot lies in the picture, for scripts that read it.
+PLOT = {"width": WIDTH, "left": LEFT, "right": WIDTH - RIGHT, "top": TOP, "bottom": HEIGHT - BOTTOM}
 
-Scale = Callable[[np.ndarray | float], np.ndarray]
+# From a number, or an array of them, to places in the picture.
+Scale = Callable[[Any], Any]
 
 
 def curves(chart: Chart) -> Markup:
     """A chart as an <svg> element. A logarithmic one without a positive value is drawn on a plain axis."""
-    drawn = [side for line in chart.lines for side in (line.y, line.low, line.high) if side is not None]
+    drawn = [side for line in chart.lines for side in (line.y, line.raw, line.low, line.high) if side is not None]
     values = np.concatenate([*drawn, [] if chart.reference is None else [chart.reference]])
     values = values[np.isfinite(values)]
     positive = values[values > LOG_FLOOR]
@@ -29,15 +33,17 @@ def curves(chart: Chart) -> Markup:
     across, up = _across(np.concatenate([line.x for line in chart.lines])), _up(values, floor)
     x, y_linear = _scale(*across, LEFT, WIDTH - RIGHT), _scale(*up, HEIGHT - BOTTOM, TOP)
 
-    def y(values: np.ndarray | float) -> np.ndarray:
+    def y(values: Any) -> Any:
         return y_linear(np.asarray(values) if floor is None else np.log10(np.maximum(values, floor)))
 
-    parts = _y_axis(y, up, floor) + _x_axis(x, across)
+    parts = _y_axis(y_linear, up, floor) + _x_axis(x, across)
     if chart.reference is not None:
         at = _number(float(y(chart.reference)))
-        parts.append(f'<line class="ref" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
+        parts.append(f'<line class="ref" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{at}" y2="{at}"/>')
     parts += [_line(line, number, x, y) for number, line in enumerate(chart.lines)]
-    return _svg(chart.title, parts)
+    logarithm = "" if floor is None else ' data-log=""'
+    scale = f' data-scale="{across[0]:g} {across[1]:g} {up[0]:.9g} {up[1]:.9g}"{logarithm}'
+    return _svg(chart.title, parts, scale)
 
 
 def heat_map(title: str, steps: np.ndarray, shares: np.ndarray, labels: Sequence[str]) -> Markup:
@@ -65,16 +71,16 @@ def heat_map(title: str, steps: np.ndarray, shares: np.ndarray, labels: Sequence
             parts.append(f'<path class="heat" fill-opacity="{shade / NUM_SHADES:.2f}" d="{path}"/>')
     for bucket, label in enumerate(labels):
         at = HEIGHT - BOTTOM - cell * (bucket + 0.5) + 3
-        parts.append(f'<text x="{LEFT - 5}" y="{_number(at)}" text-anchor="end">{escape(label)}</text>')
+        parts.append(f'<text x="{LEFT - 5:g}" y="{_number(at)}" text-anchor="end">{escape(label)}</text>')
     across = _across(steps)
     parts += _x_axis(_scale(*across, LEFT, WIDTH - RIGHT), across)
     return _svg(title, parts)
 
 
-def _svg(title: str, parts: Sequence[str]) -> Markup:
-    body = "".join(parts)
+def _svg(title: str, parts: Sequence[str], scale: str = "") -> Markup:
+    body, box = "".join(parts), f"0 0 {WIDTH:g} {HEIGHT:g}"
     # All text in it is made of numbers, or escaped above.
-    return Markup(f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{body}</svg>')
+    return Markup(f'<svg viewBox="{box}" role="img" aria-label="{escape(title)}"{scale}>{body}</svg>')
 
 
 def _across(steps: np.ndarray) -> tuple[float, float]:
@@ -91,8 +97,9 @@ def _up(values: np.ndarray, floor: float | None) -> tuple[float, float]:
     if floor is None and 0 < low < 0.5 * high:
         low = 0.0
     # Values that differ by rounding alone lie on one line, not all over the picture.
-    if high - low <= 1e-7 * max(abs(high), abs(low)):
-        low, high = (0.0, 1.0) if high == 0 else (low - 0.5 * abs(low), high + 0.5 * abs(high))
+    if high - low <= 1e-7 * (max(abs(high), abs(low)) if floor is None else 1):
+        room = 0.5 if floor is not None else max(0.05 * abs(high), 1e-12)
+        low, high = (0.0, 1.0) if high == 0 and floor is None else (low - room, high + room)
     margin = 0.04 * (high - low)
     return (low if low == 0 else low - margin), high + margin
 
@@ -103,22 +110,22 @@ def _scale(low: float, high: float, start: float, end: float) -> Scale:
 
 def _y_axis(y: Scale, up: tuple[float, float], floor: float | None) -> list[str]:
     parts = []
-    for tick in nice_ticks(*up, 4) if floor is None else log_ticks(*up):
-        at = float(y(tick))
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{_number(at)}" y2="{_number(at)}"/>')
-        parts.append(f'<text x="{LEFT - 5}" y="{_number(at + 3)}" text-anchor="end">{_short(tick)}</text>')
+    for tick in nice_ticks(*up, 5) if floor is None else log_ticks(*up):
+        at = float(y(tick if floor is None else math.log10(tick)))
+        parts.append(f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{_number(at)}" y2="{_number(at)}"/>')
+        parts.append(f'<text x="{LEFT - 5:g}" y="{_number(at + 3)}" text-anchor="end">{_short(tick)}</text>')
     return parts
 
 
 def _x_axis(x: Scale, across: tuple[float, float]) -> list[str]:
     return [
-        f'<text x="{_number(float(x(tick)))}" y="{HEIGHT - 6}" text-anchor="middle">{_short(tick)}</text>'
-        for tick in nice_ticks(*across, 4)
+        f'<text x="{_number(float(x(tick)))}" y="{HEIGHT - 6:g}" text-anchor="middle">{_short(tick)}</text>'
+        for tick in nice_ticks(*across, 6)
         if tick % 1 == 0
     ]
 
 
-def _line(line: Line, number: int, x: Scale, y: Callable[..., np.ndarray]) -> str:
+def _line(line: Line, number: int, x: Scale, y: Scale) -> str:
     across, parts = x(line.x), []
     if line.low is not None and line.high is not None:
         for run in _finite_runs(line.low + line.high):
@@ -126,14 +133,24 @@ def _line(line: Line, number: int, x: Scale, y: Callable[..., np.ndarray]) -> st
             edge += [*zip(across[run], y(line.low[run]), strict=True)][::-1]
             corners = " ".join(f"{_number(a)},{_number(b)}" for a, b in edge)
             parts.append(f'<polygon class="band c{number % 5}" points="{corners}"/>')
-    heights = y(line.y)
-    for run in _finite_runs(line.y):
-        points = [f"{_number(a)},{_number(b)}" for a, b in zip(across[run], heights[run], strict=True)]
-        parts.append(f'<polyline class="line c{number % 5}" points="{" ".join(points)}"/>')
+    if line.raw is not None:
+        parts += [
+            f'<polyline class="raw c{number % 5}" points="{" ".join(points)}"/>'
+            for points in _points(across, y(line.raw))
+        ]
+    for points in _points(across, y(line.y)):
+        label = escape(line.label)
+        parts.append(f'<polyline class="line c{number % 5}" data-label="{label}" points="{" ".join(points)}"/>')
         if line.is_sparse or len(points) == 1:
             circle = '<circle class="dot c{}" cx="{}" cy="{}" r="2.5"/>'
             parts += [circle.format(number % 5, *point.split(",")) for point in points]
     return "".join(parts)
+
+
+def _points(across: np.ndarray, heights: np.ndarray) -> list[list[str]]:
+    """The corners of each stretch of finite values."""
+    pairs = [f"{_number(a)},{_number(b)}" for a, b in zip(across, heights, strict=True)]
+    return [pairs[run] for run in _finite_runs(heights)]
 
 
 def _finite_runs(values: np.ndarray) -> list[slice]:
@@ -147,7 +164,7 @@ def nice_ticks(low: float, high: float, num: int) -> list[float]:
     rough = (high - low) / num
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-    return [round(number * step, 12) for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return [float(f"{number * step:.12g}") for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:
@@ -163,7 +180,7 @@ def _short(value: float) -> str:
     if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
         mantissa, exponent = f"{value:.1e}".split("e")
         return f"{float(mantissa):g}e{int(exponent)}"
-    return f"{value / 1000:g}k" if abs(value) >= 1e4 else f"{value:.6g}"
+    return f"{value / 1000:g}k" if abs(value) >= 1e4 else f"{value:.8g}"
 
 
 def _number(value: float) -> str:

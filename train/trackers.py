@@ -93,7 +93,9 @@ class Trackers:
         try:
             act()
         except Exception as error:
-            del self._others[name]
+            failed = self._others.pop(name)
+            with contextlib.suppress(Exception):
+                failed.close()
             warnings.warn(f"tracker {name} failed and is left out from now on: {error!r}", RuntimeWarning, stacklevel=3)
 
 
