@@ -10,9 +10,10 @@ from jax.typing import DTypeLike
 import models
 from models import lora
 from train.config import RunConfig
+from train.data_config import DataConfig
 from train.loop import DeviceLoop, HostLoop, Loop
 from train.state import TrainState, init_state, make_optimizer
-from train.tasks import ChainSum, DeviceTask, HostTask, SortDigits
+from train.tasks import DeviceTask, HostTask, SortDigits, text_task
 
 
 def build(config: RunConfig) -> tuple[Loop, DeviceTask | HostTask, TrainState]:
@@ -33,7 +34,7 @@ def build(config: RunConfig) -> tuple[Loop, DeviceTask | HostTask, TrainState]:
     if tokenizer is None:
         raise ValueError(f"task {config.task!r} needs a tokenizer, and model {config.model!r} has none.")
     model = _prepared(model, config)
-    chain_sum = ChainSum(tokenizer, seed=config.seed)
+    chain_sum = text_task(DataConfig(task="chain-sum"), tokenizer, seed=config.seed)
     _check_length(model, chain_sum.prompt_width, config)
     loop = HostLoop(chain_sum, config.grpo, optimizer, _reference(model, config))
     return loop, chain_sum, init_state(model, optimizer, config.seed)

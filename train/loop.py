@@ -14,7 +14,7 @@ from train.config import GRPOConfig
 from train.metrics import Metrics
 from train.state import TrainState
 from train.step import collect_for_host, train_iteration, update_from_host
-from train.tasks import DeviceTask, HostTask, Rewards
+from train.tasks import Cursor, DeviceTask, HostTask, Rewards
 
 
 @runtime_checkable
@@ -77,7 +77,7 @@ class HostLoop:
 
     def sample(self, state: TrainState, step: int) -> tuple[Rollout, Rewards]:
         """See `Loop.sample`."""
-        prompts, entries = self.task.prompts(step, self.config.num_prompts)
+        prompts, entries, _ = self.task.draw(Cursor(0, step * self.config.num_prompts), self.config.num_prompts)
         rollout = collect_for_host(
             state,
             jax.device_put(prompts),
@@ -87,5 +87,5 @@ class HostLoop:
         )
         token_ids, lengths = jax.device_get((rollout.token_ids, rollout.lengths))
         completions = [row[:length].tolist() for row, length in zip(token_ids, lengths, strict=True)]
-        rewards = self.task.score(entries, completions, self.config.group_size)
+        rewards = self.task.score(entries, completions, self.config.group_size).rewards
         return rollout, jax.device_put(rewards)

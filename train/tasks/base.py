@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxmask import Rollout
+from train.data import Cursor
 
 
 @jax.tree_util.register_dataclass
@@ -41,9 +42,27 @@ class Rewards:
     is_exact: Bool[Array | np.ndarray, " B"]
 
 
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """What the host says of completions.
+
+    Attributes:
+      rewards: one per completion, NumPy arrays.
+      details: figures for the metrics by their names there, as "rewards/answer": the mean of one function.
+    """
+
+    rewards: Rewards
+    details: Mapping[str, float]
+
+
 @runtime_checkable
 class DeviceTask(Protocol):
     """A task whose prompts and rewards are made inside the compiled iteration; hashable, being a static argument."""
+
+    @property
+    def prompt_width(self) -> int:
+        """Cells of every prompt, S."""
+        ...
 
     @property
     def vocab_size(self) -> int:
@@ -73,6 +92,11 @@ class HostTask(Protocol):
     """A task whose rewards need text: token ids come down, rewards go up."""
 
     @property
+    def prompt_width(self) -> int:
+        """Cells of every prompt, S."""
+        ...
+
+    @property
     def vocab_size(self) -> int:
         """Ids that have a meaning; a model's head may be padded beyond."""
         ...
@@ -82,14 +106,25 @@ class HostTask(Protocol):
         """Ids that end a completion."""
         ...
 
-    def prompts(self, step: int, num: int) -> tuple[Prompts, list[Any]]:
-        """The prompts of an iteration, a function of `step` alone, and what `score` needs to know of each."""
+    def draw(self, cursor: Cursor, num: int) -> tuple[Prompts, list[Any], Cursor]:
+        """The next `num` training prompts, what `score` needs to know of each, and where the next ones begin.
+
+        A function of the cursor alone.
+        """
         ...
 
-    def score(self, entries: Sequence[Any], completions: Sequence[Sequence[int]], group_size: int) -> Rewards:
-        """The rewards of completions; those of one entry lie side by side."""
+    def held_out(self, num: int) -> tuple[Prompts, list[Any]]:
+        """The first `num` held-out prompts, or all there are; always the same, and never among the training ones."""
+        ...
+
+    def score(self, entries: Sequence[Any], completions: Sequence[Sequence[int]], group_size: int) -> Scored:
+        """The rewards of completions; those of one entry lie side by side. May be called from any thread."""
         ...
 
     def show(self, token_ids: Sequence[int]) -> str:
         """Token ids as text, for people."""
+        ...
+
+    def close(self) -> None:
+        """Ends what the task started."""
         ...

@@ -14,6 +14,7 @@ from train.tasks.base import Prompts, Rewards
 
 ALPHABET = "0123456789>"
 ARROW = ALPHABET.index(">")
+MAX_NUM_DIGITS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,11 @@ class SortDigits:
     """
 
     num_digits: int = 5
+
+    def __post_init__(self) -> None:
+        """Checks the range."""
+        if not (isinstance(self.num_digits, int) and 2 <= self.num_digits <= MAX_NUM_DIGITS):
+            raise ValueError(f"num_digits must be an integer in [2, {MAX_NUM_DIGITS}], got {self.num_digits!r}.")
 
     @property
     def vocab_size(self) -> int:
