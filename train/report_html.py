@@ -16,7 +16,7 @@ from train.report_samples import PROBABILITY_LIMITS, SIZE_LIMITS, read_samples, 
 from train.report_series import bin_starts, charts, column
 from train.report_svg import PLOT, curves, heat_map
 
-MAX_COLUMNS = 120
+MAX_COLUMNS = 60
 # Iterations that a headline figure is the mean of.
 NUM_LAST = 10
 

@@ -36,7 +36,7 @@ def curves(chart: Chart) -> Markup:
     def y(values: Any) -> Any:
         return y_linear(np.asarray(values) if floor is None else np.log10(np.maximum(values, floor)))
 
-    parts = _y_axis(y_linear, up, floor) + _x_axis(x, across)
+    parts = _y_axis(y_linear, up, floor, chart.reference) + _x_axis(x, across)
     if chart.reference is not None:
         at = _number(float(y(chart.reference)))
         parts.append(f'<line class="ref" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{at}" y2="{at}"/>')
@@ -108,12 +108,12 @@ def _scale(low: float, high: float, start: float, end: float) -> Scale:
     return lambda values: start + (np.asarray(values) - low) / (high - low) * (end - start)
 
 
-def _y_axis(y: Scale, up: tuple[float, float], floor: float | None) -> list[str]:
+def _y_axis(y: Scale, up: tuple[float, float], floor: float | None, reference: float | None) -> list[str]:
     parts = []
     for tick in nice_ticks(*up, 5) if floor is None else log_ticks(*up):
         at = float(y(tick if floor is None else math.log10(tick)))
         parts.append(f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{_number(at)}" y2="{_number(at)}"/>')
-        parts.append(f'<text x="{LEFT - 5:g}" y="{_number(at + 3)}" text-anchor="end">{_short(tick)}</text>')
+        parts.append(f'<text x="{LEFT - 5:g}" y="{_number(at + 3)}" text-anchor="end">{_label(tick, reference)}</text>')
     return parts
 
 
@@ -168,12 +168,21 @@ def nice_ticks(low: float, high: float, num: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten between 10^low and 10^high, five at most; 1, 2 and 5 times them where there are fewer than two."""
+    """Round values from 10^low to 10^high: powers of ten, or what lies between where there are fewer than two."""
     powers = range(math.ceil(low), math.floor(high) + 1)
     if len(powers) >= 2:
         return [10.0**power for power in powers[:: math.ceil(len(powers) / 5)]]
     found = [factor * 10.0**power for power in range(math.floor(low), math.ceil(high)) for factor in (1, 2, 5)]
-    return [tick for tick in found if low <= math.log10(tick) <= high]
+    found = [tick for tick in found if low <= math.log10(tick) <= high]
+    return found if len(found) > 2 else nice_ticks(10.0**low, 10.0**high, 4)
+
+
+def _label(tick: float, reference: float | None) -> str:
+    """The tick, as a difference where it nearly is the reference: 1+1e-7."""
+    if reference is None or not 0 < abs(tick - reference) < 1e-3 * abs(reference):
+        return _short(tick)
+    sign = "+" if tick > reference else "\u2212"
+    return f"{_short(reference)}{sign}{_short(float(f'{abs(tick - reference):.3g}'))}"
 
 
 def _short(value: float) -> str:

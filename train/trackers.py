@@ -13,13 +13,14 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from train.report import end_last_line
 
 WANDB_PROJECT = "jaxmask"
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """One place that metrics go to."""
 

@@ -61,8 +61,15 @@ def test_ticks_are_round():
     assert nice_ticks(0.0, 1.0, 5) == [0, 0.2, 0.4, 0.6, 0.8, 1]
     assert nice_ticks(-0.03, 0.04, 4) == [-0.02, 0, 0.02, 0.04]
     assert log_ticks(-2.5, 1.5) == [0.01, 0.1, 1, 10]
-    assert log_ticks(0.1, 0.8) == [2, 5]
+    assert log_ticks(0.1, 1.2) == [2, 5, 10]
+    assert log_ticks(0.6, 0.9) == [4, 5, 6, 7]
     assert len(log_ticks(-12.0, 3.0)) <= 5
+
+
+def test_ticks_beside_the_reference_are_differences():
+    chart = Chart("ratio", (line([1 - 2e-7, 1 + 2e-7]),), reference=1.0)
+    labels = [node.text for node in ElementTree.fromstring(curves(chart)).iter("text")]
+    assert labels[:5] == ["1\u22122e-7", "1\u22121e-7", "1", "1+1e-7", "1+2e-7"]
 
 
 def test_the_heat_map_darkens_with_the_share():
