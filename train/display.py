@@ -8,13 +8,19 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
+
+from train.figures import live_rows, plain_line
 
 SECONDS_BETWEEN_LINES = 10.0
+# As many as a sparkline has room for.
+NUM_RECENT = 40
 
 
 class Display:
@@ -28,18 +34,19 @@ class Display:
         self._console, self._title = console, title
         self._num_iterations, self._sampling_mask = num_iterations, sampling_mask
         self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
-        self._started = time.monotonic()
         self._last_line = -SECONDS_BETWEEN_LINES
         self._ends: deque[float] = deque(maxlen=50)
+        self._rewards: deque[float] = deque(maxlen=NUM_RECENT)
+        self._evaluation: dict[str, Any] = {}
         self._worst_ratio = 0.0
 
     def __enter__(self) -> Display:
         """Starts the live view, where there is one."""
         if self._live is not None:
             self._live.start()
-            self._live.update(Panel("compiling the iteration\u2026", title=self._title, title_align="left"))
+            self._live.update(Panel("compiling the iteration\u2026", title=Text(self._title), title_align="left"))
         else:
-            self._console.print(f"{self._title}: compiling the iteration")
+            self._console.print(f"{self._title}: compiling the iteration", markup=False)
         return self
 
     def __exit__(
@@ -50,16 +57,27 @@ class Display:
             self._live.stop()
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Shows iteration `step` (from 0) and its metrics."""
+        """Shows iteration `step` (from 0) and those of its metrics that are there."""
         self._ends.append(time.monotonic())
-        self._worst_ratio = max(self._worst_ratio, metrics["ratio/max_error"])
+        self._remember(step, metrics)
         if self._live is not None:
             self._live.update(self._panel(step + 1, metrics))
             return
         is_last = step + 1 == self._num_iterations
         if is_last or self._ends[-1] - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = self._ends[-1]
-            self._console.print(self._line(step + 1, metrics), soft_wrap=True)
+            line = plain_line(metrics, self._evaluation)
+            done, left = f"{step + 1:>5}/{self._num_iterations}", _clock(self._seconds_left(step + 1))
+            self._console.print(f"{done}  {line}  {left} left", soft_wrap=True, highlight=False, markup=False)
+
+    def _remember(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """What outlives the iteration: rewards, the worst ratio, and the last evaluation, which few of them have."""
+        self._rewards.append(metrics.get("rewards/mean", float("nan")))
+        # NaN is worse than any number, and stays.
+        self._worst_ratio = float(np.maximum(self._worst_ratio, metrics.get("ratio/max_error", 0.0)))
+        found = {name: value for name, value in metrics.items() if name.startswith("eval/")}
+        if found:
+            self._evaluation = {**found, "step": step}
 
     def _seconds_left(self, done: int) -> float:
         if len(self._ends) < 2:
@@ -67,44 +85,19 @@ class Display:
         pace = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
         return pace * (self._num_iterations - done)
 
-    def _rows(self, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-        size, one_id = metrics["support/size_mean"], metrics["support/one_id_share"]
-        mask = "on the recorded supports" if self._sampling_mask else "full vocabulary (sampling mask off)"
-        rows = [
-            ("reward", f"{metrics['rewards/mean']:.3f}"),
-            ("exact answers", f"{metrics['rewards/exact']:.1%}"),
-            (
-                "support size",
-                f"{size:.2f} ids, {one_id:.0%} of one id",
-            ),
-            ("scored", mask),
-            ("max |ratio - 1|", f"{metrics['ratio/max_error']:.1e} now, {self._worst_ratio:.1e} worst (first pass)"),
-            ("ratio", f"mean {metrics['ratio/mean']:.5f}, std {metrics['ratio/std']:.1e}"),
-            ("speed", f"{metrics['tokens_per_second']:,.0f} tokens/s"),
-        ]
-        if "kl" in metrics:
-            rows.insert(-1, ("KL from the start", f"{metrics['kl']:.2e} nats"))
-        return rows
-
     def _panel(self, done: int, metrics: Mapping[str, Any]) -> Panel:
         grid = Table.grid(padding=(0, 2))
-        for name, value in self._rows(metrics):
+        scored = "on the recorded supports" if self._sampling_mask else "full vocabulary (sampling mask off)"
+        for name, value in live_rows(metrics, self._evaluation, list(self._rewards), self._worst_ratio, scored):
             grid.add_row(f"[bold]{name}", value)
         bar = ProgressBar(total=self._num_iterations, completed=done, width=40)
         status = Table.grid(padding=(0, 2))
         status.add_row(bar, f"{done}/{self._num_iterations}", f"{_clock(self._seconds_left(done))} left")
-        return Panel(Group(status, grid), title=self._title, title_align="left", expand=False)
-
-    def _line(self, done: int, metrics: Mapping[str, Any]) -> str:
-        kl = f"KL {metrics['kl']:.2e}  " if "kl" in metrics else ""
-        return (
-            f"{done:>5}/{self._num_iterations}  reward {metrics['rewards/mean']:.3f}  "
-            f"exact {metrics['rewards/exact']:.3f}  support {metrics['support/size_mean']:.2f}  "
-            f"one-id {metrics['support/one_id_share']:.2f}  max|ratio-1| {metrics['ratio/max_error']:.1e}  "
-            f"ratio {metrics['ratio/mean']:.4f}\u00b1{metrics['ratio/std']:.4f}  {kl}"
-            f"{metrics['tokens_per_second']:,.0f} tokens/s  {_clock(self._seconds_left(done))} left"
-        )
+        return Panel(Group(status, grid), title=Text(self._title), title_align="left", expand=False)
 
 
 def _clock(seconds: float) -> str:
-    return "?:??" if seconds != seconds else f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+    if seconds != seconds:
+        return "?:??"
+    hours, minutes, left = int(seconds) // 3600, int(seconds) // 60 % 60, int(seconds) % 60
+    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"

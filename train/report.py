@@ -10,6 +10,8 @@ from typing import Any
 import matplotlib.figure
 import numpy as np
 
+from train.report_series import column, smooth
+
 BLUE, ORANGE, GREEN = "#2563eb", "#d97706", "#059669"
 # A float32 ratio that is 1 to the last bit has no place on a logarithmic axis.
 RATIO_FLOOR = 1e-8
@@ -46,13 +48,17 @@ def plot_curves(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     reward, support, ratio, entropy = figure.subplots(2, 2).flat
     steps = np.array([row["step"] for row in rows])
     _lines(reward, steps, rows, {"rewards/mean": ("mean reward", BLUE), "rewards/exact": ("exact answers", GREEN)})
-    _finish(reward, "reward", ylim=(-0.02, 1.02))
+    rewards = column(rows, "rewards/mean")
+    rewards = rewards[np.isfinite(rewards)]
+    low, high = min(rewards, default=0.0), max(rewards, default=1.0)
+    _finish(reward, "reward", ylim=(min(low, 0.0) - 0.02, max(high, 1.0) + 0.02))
     _lines(support, steps, rows, {"support/size_mean": ("mean ids per token", BLUE)})
     share = support.twinx()
     _lines(share, steps, rows, {"support/one_id_share": ("share of one-id supports (right axis)", ORANGE)})
     share.set(ylim=(-0.02, 1.02))
     share.grid(visible=False)
-    top = 1.05 * max(row["support/size_mean"] for row in rows)
+    sizes = column(rows, "support/size_mean")
+    top = 1.05 * max(sizes[np.isfinite(sizes)], default=0.0)
     _finish(support, "support size", also=share.get_lines(), ylim=(0, max(top, 1)))
     _ratio(ratio, steps, rows)
     _finish(ratio, "ratio on the first pass: same weights, so it should be 1")
@@ -65,16 +71,14 @@ def plot_curves(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
 
 def _lines(axes: Any, steps: np.ndarray, rows: Sequence[dict[str, Any]], series: dict[str, tuple[str, str]]) -> None:
     for name, (label, colour) in series.items():
-        values = np.array([row[name] for row in rows], np.float64)
+        values = column(rows, name)
         axes.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
-        axes.plot(steps, _smooth(values), color=colour, linewidth=1.8, label=label)
+        axes.plot(steps, smooth(values), color=colour, linewidth=1.8, label=label)
     axes.spines["top"].set_visible(False)
 
 
 def _ratio(axes: Any, steps: np.ndarray, rows: Sequence[dict[str, Any]]) -> None:
-    mean = np.array([row["ratio/mean"] for row in rows])
-    spread = np.array([row["ratio/std"] for row in rows])
-    error = np.array([row["ratio/max_error"] for row in rows])
+    mean, spread, error = (column(rows, f"ratio/{name}") for name in ("mean", "std", "max_error"))
     series = (("largest |ratio - 1|", error, BLUE), ("|mean - 1|", np.abs(mean - 1), ORANGE), ("std", spread, GREEN))
     for label, values, colour in series:
         axes.semilogy(steps, np.maximum(values, RATIO_FLOOR), color=colour, linewidth=1.0, label=label)
@@ -90,12 +94,3 @@ def _finish(axes: Any, title: str, also: Sequence[Any] = (), **limits: Any) -> N
     axes.grid(alpha=0.25)
     if limits:
         axes.set(**limits)
-
-
-def _smooth(values: np.ndarray) -> np.ndarray:
-    """A running mean over about a thirtieth of the run, of what lies behind each step."""
-    window = max(1, len(values) // 30)
-    sums = np.cumsum(np.concatenate([np.zeros(1), values]))
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(ends - window, 0)
-    return (sums[ends] - sums[starts]) / (ends - starts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,10 @@ def describe(
 ) -> list[dict[str, Any]]:
     """The first completion of each of the first `num` prompts, as plain values.
 
+    Each has its prompt, completion, reward, exact and finish_reason, and for each of its tokens: tokens (text),
+    token_ids, logprobs (over the support, in nats), sampling_mask (the ids of the support) and mask_tokens (the text of
+    the first MAX_IDS_SHOWN of them).
+
     Args:
       rollout: any.
       rewards: of its completions.
@@ -28,11 +33,13 @@ def describe(
       num: at most this many.
     """
     described = []
+    show_id = functools.cache(lambda token_id: show([token_id]))
     for prompt in range(min(num, rollout.prompt_lengths.shape[0])):
         row = prompt * rollout.group_size
         length = int(rollout.lengths[row])
         prompt_ids = rollout.prompt_ids[prompt, : rollout.prompt_lengths[prompt]].tolist()
         token_ids = rollout.token_ids[row, :length].tolist()
+        supports = rollout.support[row, :length].to_lists()
         described.append(
             {
                 "prompt": show(prompt_ids),
@@ -40,10 +47,11 @@ def describe(
                 "reward": float(rewards.values[row]),
                 "exact": bool(rewards.is_exact[row]),
                 "finish_reason": Finish(int(rollout.finish[row])).name.lower(),
-                "tokens": [show([token_id]) for token_id in token_ids],
+                "tokens": [show_id(token_id) for token_id in token_ids],
                 "token_ids": token_ids,
                 "logprobs": rollout.logprobs[row, :length].tolist(),
-                "sampling_mask": rollout.support[row, :length].to_lists(),
+                "sampling_mask": supports,
+                "mask_tokens": [[show_id(token_id) for token_id in ids[:MAX_IDS_SHOWN]] for ids in supports],
             }
         )
     return described

@@ -13,13 +13,14 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from train.report import end_last_line
 
 WANDB_PROJECT = "jaxmask"
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """One place that metrics go to."""
 
@@ -93,7 +94,9 @@ class Trackers:
         try:
             act()
         except Exception as error:
-            del self._others[name]
+            failed = self._others.pop(name)
+            with contextlib.suppress(Exception):
+                failed.close()
             warnings.warn(f"tracker {name} failed and is left out from now on: {error!r}", RuntimeWarning, stacklevel=3)
 
 
