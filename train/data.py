@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -41,6 +41,7 @@ class Example:
     columns: Mapping[str, Any]
 
 
+@runtime_checkable
 class Examples(Protocol):
     """Rows of data, each made or read when it is asked for."""
 
