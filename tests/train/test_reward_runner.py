@@ -63,7 +63,7 @@ def functions(tmp_path_factory):
 
 def make_runner(functions, *entries, verifier=None, num_workers=2, timeout=1.0):
     return RewardRunner(
-        parse_rewards([entry.replace("mine", str(functions)) for entry in entries]),
+        parse_rewards([entry.replace("mine.py", str(functions)) for entry in entries]),
         verifier or LastInteger(),
         columns=["answer"],
         num_workers=num_workers,
@@ -196,6 +196,7 @@ def is_gone(pid):
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("how", ["kill", "exit"])
 def test_workers_end_with_the_run(functions, how):
