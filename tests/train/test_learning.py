@@ -12,7 +12,7 @@ from train import report, run
 from train.loop import HostLoop
 from train.presets import find_preset
 from train.state import init_state, make_optimizer
-from train.tasks import ChainSum
+from train.tasks import text_task
 
 
 @pytest.mark.slow
@@ -36,7 +36,7 @@ def test_smollm2_meets_its_own_logprobs():
     preset = find_preset("smollm2-arithmetic").grpo
     config = dataclasses.replace(preset, num_prompts=2, group_size=4, max_new_tokens=12, num_micro_batches=2)
     optimizer = make_optimizer(config, 2)
-    loop = HostLoop(ChainSum(tokenizer, seed=0), config, optimizer)
+    loop = HostLoop(text_task(DataConfig("chain-sum"), tokenizer, seed=0), config, optimizer)
     state, metrics = loop.iterate(init_state(model, optimizer, 0), 0)
     assert metrics.max_ratio_error <= 1e-4
     assert metrics.completion_length > 1

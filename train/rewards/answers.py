@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPEN, _CLOSE = "<answer>", "</answer>"
 # A sign counts where no digit stands before it: "5-9" is a difference.
 _NUMBER = re.compile(r"(?:(?<![0-9])[-+])?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)")
 _INTEGER = re.compile(r"-?\d+")
@@ -22,9 +22,10 @@ def extract_answer(completion: str, *, is_number: bool = False) -> str:
       is_number: whether the expected answer is a number.
     """
     text = completion.rpartition("</think>")[2]
-    # An opening tag that is written twice counts from its last place.
-    if tagged := _TAGGED.findall(text):
-        return tagged[-1].rpartition("<answer>")[2].strip()
+    end = text.rfind(_CLOSE)
+    start = text.rfind(_OPEN, 0, max(end, 0))
+    if start >= 0:
+        return text[start + len(_OPEN) : end].strip()
     if (boxed := last_boxed(text)) is not None:
         return boxed.strip()
     if is_number and (number := last_number(text)) is not None:
@@ -62,7 +63,7 @@ def last_integer(text: str) -> str | None:
 def plain_number(text: str) -> str:
     """A number without thousands' commas, currency signs and zeros that say nothing; other texts stripped."""
     shorn = text.strip().strip("$€£% ").replace(",", "").removeprefix("+").rstrip(".")
-    if not re.fullmatch(r"-?\d*\.?\d+", shorn):
+    if not re.fullmatch(r"-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)", shorn):
         return shorn
     sign, digits = ("-", shorn[1:]) if shorn.startswith("-") else ("", shorn)
     whole, _, fraction = digits.partition(".")

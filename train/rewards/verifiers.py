@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -105,11 +106,15 @@ class ReasoningGymAnswer:
         entries = [
             dict(zip(names, values, strict=True)) for values in zip(*(columns[name] for name in names), strict=True)
         ]
-        dataset = create_gym(self.name, self.options, seed=0, size=1)
         return [
-            float(dataset.score_answer(extract_answer(completion, is_number=is_number(entry["answer"])), entry))
+            float(self._dataset.score_answer(extract_answer(completion, is_number=is_number(entry["answer"])), entry))
             for completion, entry in zip(completions, entries, strict=True)
         ]
+
+    @functools.cached_property
+    def _dataset(self) -> Any:
+        # Scoring reads the configuration, never an entry but the given one.
+        return create_gym(self.name, self.options, seed=0, size=1)
 
 
 def is_number(answer: object) -> bool:

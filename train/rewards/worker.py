@@ -5,7 +5,6 @@ Nothing is raised to the pool: errors come back as text, since an exception of s
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import importlib.util
 import inspect
@@ -16,11 +15,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 MAX_ERROR_LENGTH = 300
 # Filled by `start`, once per process: the functions by name, or why one could not be loaded.
 _loaded: dict[str, Callable[..., Any] | str] = {}
@@ -102,23 +101,35 @@ def _live_and_die_with_the_run() -> None:
     # The run is interrupted, not its workers. SIGTERM keeps its plain meaning: it kills also where Python is held up.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if sys.platform == "linux":
-        # Also where a function never lets another thread run.
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    _die_with(multiprocessing.parent_process())
     # A function may use JAX; the accelerator is the run's.
     os.environ["JAX_PLATFORMS"], os.environ["CUDA_VISIBLE_DEVICES"] = "cpu", ""
+    if "jax" in sys.modules:
+        sys.modules["jax"].config.update("jax_platforms", "cpu")
     # What functions print would be written over the run's live view.
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
 
 
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+def _die_with(parent: BaseProcess | None) -> None:
+    if parent is None:
+        return
+    if sys.platform == "linux":
+        import fcntl
+
+        # The system itself ends a process that holds Python up: the run's end closes this pipe, which nobody writes to,
+        # and a signal about a pipe kills.
+        signal.signal(signal.SIGIO, signal.SIG_DFL)
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
+        flags = fcntl.fcntl(parent.sentinel, fcntl.F_GETFL)
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
+    threading.Thread(target=_outlive_not, args=(parent,), daemon=True).start()
+
+
+def _outlive_not(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _from_file(path: Path) -> ModuleType:

@@ -111,5 +111,9 @@ class Countdown:
 
 
 def _random_orders(key: Key[Array, ""], shape: tuple[int, ...]) -> Int[Array, "*B N"]:
+    """Uniform permutations: the ranks of noise, equal noise ranked by its place."""
     noise: Float[Array, "*B N"] = jax.random.uniform(key, shape, jnp.float32)
-    return jnp.argsort(noise, axis=-1)
+    one, other = noise[..., :, None], noise[..., None, :]
+    place = jnp.arange(shape[-1], dtype=jnp.int32)
+    is_before = (place[:, None] > place[None, :]).reshape((1,) * (len(shape) - 1) + (shape[-1],) * 2)
+    return ((other < one) | ((other == one) & is_before)).sum(axis=-1, dtype=jnp.int32)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
+import os
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -20,11 +22,23 @@ TAGGED = "Write your final answer between <answer> and </answer>."
 # reasoning-gym makes entry i from (seed, i), so a large size costs nothing and no prompt comes twice for long.
 NUM_ENTRIES = 1_000_000
 # These make all their entries at once (0.25 ms each), or refuse more.
-FEWER_ENTRIES = {"acre": 10_000, "word_ladder": 20_000}
+FEWER_ENTRIES = {"acre": 4_000, "word_ladder": 20_000}
+# These walk through sets, whose order Python draws anew in every process.
+UNSTABLE = (
+    "codeio",
+    "isomorphic_strings",
+    "knight_swap",
+    "list_functions",
+    "polynomial_multiplication",
+    "ransom_note",
+    "word_ladder",
+)
 # One question in so many is held out, by its own text: one that comes again, in whatever run, is held out again.
 HELD_OUT_SHARE = 8
 # Examples looked at per held-out one, before a data set is taken to have no more questions.
 MAX_TRIES = 8 * HELD_OUT_SHARE
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +117,8 @@ def source_of(data: DataConfig, seed: int) -> Source:
     options = parse_options(data.task, data.task_options)
     options.pop(THINKING, None)
     fixed = tuple(options.items())
+    if name in UNSTABLE and not os.environ.get("PYTHONHASHSEED", "").isdecimal():
+        _LOG.warning("%s repeats its prompts in another process only with PYTHONHASHSEED set to a number", data.task)
     dataset = create_gym(name, fixed, seed=seed, size=FEWER_ENTRIES.get(name, NUM_ENTRIES))
     return Source(GymExamples(dataset), None, ReasoningGymAnswer(name, fixed), TAGGED, num_measured=32, spare=32)
 
