@@ -21,7 +21,9 @@ from models.files import write_whole
 LIST_SUFFIX = ".files.json"
 
 
-def write_arrays(path: Path, arrays: Mapping[str, jax.Array | np.ndarray], beside: Mapping[str, str] | None = None) -> Path:
+def write_arrays(
+    path: Path, arrays: Mapping[str, jax.Array | np.ndarray], beside: Mapping[str, str] | None = None
+) -> Path:
     """Writes the folder `path` and returns it; on return it is complete.
 
     Args:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 import models
@@ -67,13 +70,10 @@ def build(config: RunConfig) -> Built:
 
 def with_ahead(run: RunState, task: HostTask, config: RunConfig) -> RunState:
     """The run with a description of a rollout drawn ahead, as checkpoints of runs that overlap hold one."""
-    width = task.prompt_width
-    prompts = Prompts(
-        jax.ShapeDtypeStruct((config.grpo.num_prompts, width), jnp.int32),
-        jax.ShapeDtypeStruct((config.grpo.num_prompts,), jnp.int32),
-    )
-    options = {"vocab_size": task.vocab_size, "eos_token_ids": task.eos_token_ids}
-    rollout = jax.eval_shape(lambda: collect_for_host(run.train, prompts, config=config.grpo, **options))
+    shape = (config.grpo.num_prompts, task.prompt_width)
+    prompts = Prompts(np.zeros(shape, np.int32), np.ones(shape[0], np.int32))
+    options: dict[str, Any] = {"vocab_size": task.vocab_size, "eos_token_ids": task.eos_token_ids}
+    rollout = jax.eval_shape(functools.partial(collect_for_host, config=config.grpo, **options), run.train, prompts)
     placed = jax.tree.map(lambda leaf: processes.everywhere(leaf, run.train.model.rules), rollout)
     return dataclasses.replace(run, ahead=placed)
 

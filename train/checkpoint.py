@@ -131,7 +131,9 @@ def named_leaves(run: RunState) -> dict[str, Any]:
     trained, frozen = partition(run.train.model)
     kept = jax.tree_util.tree_leaves_with_path(dataclasses.replace(run.train, model=trained))
     named = {jax.tree_util.keystr(path): _plain(leaf) for path, leaf in kept}
-    ahead = {f".ahead{jax.tree_util.keystr(path)}": leaf for path, leaf in jax.tree_util.tree_leaves_with_path(run.ahead)}
+    ahead = {
+        f".ahead{jax.tree_util.keystr(path)}": leaf for path, leaf in jax.tree_util.tree_leaves_with_path(run.ahead)
+    }
     fingerprint = {FROZEN: _fingerprint(frozen)} if jax.tree.leaves(frozen) else {}
     return named | ahead | _of_progress(run.progress) | fingerprint
 

@@ -20,7 +20,8 @@ from train.presets import PRESETS, find_preset
 from train.run_config import RunConfig, with_values
 
 DEFAULT_PRESET = "sort-tiny"
-DESCRIPTION = f"""GRPO on recorded supports. --preset NAME is one of {", ".join(PRESETS)} (default {DEFAULT_PRESET});
+DESCRIPTION = f"""GRPO on recorded supports. --preset NAME is one of
+{", ".join(PRESETS)} (default {DEFAULT_PRESET});
 --config FILE.yaml changes fields of it, and the options below change them last. --print-config prints the outcome, as
 such a file, and ends. --out FOLDER takes the run (default: a new folder under {run.RUNS}). --resume RUN [--iterations N]
 [--mesh ...] continues a run from its last checkpoint. --report RUN draws its curves and its page anew, also while it
@@ -50,7 +51,9 @@ def _run(argv: list[str]) -> None:
     for option, folder in alone.items():
         others = (where.preset, where.config, where.out, *(alone[name] for name in alone if name != option))
         if folder is not None and (any(other is not None for other in others) or where.print_config):
-            raise ValueError(f"{option} takes a run as it is: no other run, --preset, --config, --print-config or --out.")
+            raise ValueError(
+                f"{option} takes a run as it is: no other run, --preset, --config, --print-config or --out."
+            )
     if where.report is not None:
         if overrides:
             raise ValueError(f"--report takes nothing else; got {' '.join(overrides)}")
@@ -102,7 +105,11 @@ def _overridden(preset: RunConfig, overrides: list[str]) -> RunConfig:
         if not stop.code:
             raise
         # The group that tyro was parsing says nothing to whoever typed the option.
-        raise ValueError(re.sub(r"^Error parsing (RunConfig|grpo|data|evaluation|saving|watch): ", "", _first_paragraph(said.getvalue()))) from None
+        raise ValueError(
+            re.sub(
+                r"^Error parsing (RunConfig|grpo|data|evaluation|saving|watch): ", "", _first_paragraph(said.getvalue())
+            )
+        ) from None
 
 
 def _first_paragraph(box: str) -> str:

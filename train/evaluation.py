@@ -72,7 +72,9 @@ def evaluate(
     """
     key = jax.random.fold_in(key, HELD_OUT)
     prompts, score = _held_out(task, key, evaluation.eval_prompts)
-    run = functools.partial(complete, model, config=config, vocab_size=task.vocab_size, eos_token_ids=task.eos_token_ids)
+    run = functools.partial(
+        complete, model, config=config, vocab_size=task.vocab_size, eos_token_ids=task.eos_token_ids
+    )
 
     def right_answers(group_size: int, is_greedy: bool) -> np.ndarray:
         found = []

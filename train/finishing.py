@@ -77,7 +77,9 @@ def _summary(config: RunConfig, folder: Path, console: Console) -> None:
     )
     evaluated = [row["eval/greedy"] for row in rows if "eval/greedy" in row]
     if evaluated:
-        console.print(f"held-out prompts answered right, greedily: {evaluated[0]:.1%} at first, {evaluated[-1]:.1%} now")
+        console.print(
+            f"held-out prompts answered right, greedily: {evaluated[0]:.1%} at first, {evaluated[-1]:.1%} now"
+        )
     worst = max(row["ratio/max_error"] for row in trained)
     console.print(
         f"largest |ratio - 1| on the first pass of {len(trained)} iterations: {worst:.1e} ({_scored(config)})",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,6 +15,7 @@ from jaxtyping import Array, Key
 from jaxmask import Rollout
 from models import Decoder
 from train import processes
+from train.clock import Clock
 from train.config import GRPOConfig
 from train.metrics import Metrics
 from train.progress import RunState
@@ -74,19 +73,6 @@ def score_on_device(task: DeviceTask, rollout: Rollout) -> Rewards:
     return task.score(rollout)
 
 
-class _Clock:
-    """Seconds by what they were spent on."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-
-
 @dataclasses.dataclass(frozen=True)
 class DeviceLoop:
     """Everything in one program, or, with dynamic sampling, in three; compiles at the first iteration."""
@@ -108,7 +94,7 @@ class DeviceLoop:
         return dataclasses.replace(run, train=state), Iteration(metrics)
 
     def _iterate_with_refills(self, run: RunState, step: int, look: Look | None) -> tuple[RunState, Iteration]:
-        clock = _Clock()
+        clock = Clock()
         with clock("rollout"):
             rollout, rewards = self._rolled(run.train, step, 0)
             missing = first_missing = int(num_flat(rollout, rewards))
@@ -156,7 +142,7 @@ class HostLoop:
 
     def iterate(self, run: RunState, step: int, look: Look | None = None) -> tuple[RunState, Iteration]:
         """See `Loop.iterate`."""
-        clock = _Clock()
+        clock = Clock()
         with clock("rollout"):
             rollout, entries, run = self._first(run, step)
             completions = completions_of(rollout)
@@ -223,9 +209,7 @@ def _moved(run: RunState, cursor: Cursor) -> RunState:
     return dataclasses.replace(run, progress=dataclasses.replace(run.progress, cursor=cursor))
 
 
-def _collected(
-    loop: DeviceLoop | HostLoop, state: TrainState, prompts: Prompts, step: int, refill: int
-) -> Rollout:
+def _collected(loop: DeviceLoop | HostLoop, state: TrainState, prompts: Prompts, step: int, refill: int) -> Rollout:
     return collect_for_host(
         state,
         prompts,

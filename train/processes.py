@@ -45,7 +45,5 @@ def any_of(flag: bool) -> bool:
 
 def everywhere(leaf: jax.ShapeDtypeStruct, rules: MeshRules | None) -> jax.ShapeDtypeStruct:
     """The description of an array that lies whole on every device of the mesh."""
-    sharding = (
-        SingleDeviceSharding(jax.devices()[0]) if rules is None else NamedSharding(rules.mesh, PartitionSpec())
-    )
+    sharding = SingleDeviceSharding(jax.devices()[0]) if rules is None else NamedSharding(rules.mesh, PartitionSpec())
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

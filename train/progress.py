@@ -9,6 +9,8 @@ from train.run_config import EvaluationConfig
 from train.state import TrainState
 from train.tasks.base import Cursor
 
+START = Cursor()
+
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
@@ -21,8 +23,8 @@ class Progress:
       num_without_gain: evaluations since then.
     """
 
-    cursor: Cursor = Cursor()
-    ahead_cursor: Cursor = Cursor()
+    cursor: Cursor = START
+    ahead_cursor: Cursor = START
     best: float = -1.0
     num_without_gain: int = 0
 
@@ -42,6 +44,9 @@ class Progress:
         return None
 
 
+NEW = Progress()
+
+
 @dataclasses.dataclass(frozen=True)
 class RunState:
     """Everything that a resumed run needs to go on as the unbroken one.
@@ -54,5 +59,5 @@ class RunState:
     """
 
     train: TrainState
-    progress: Progress = Progress()
+    progress: Progress = NEW
     ahead: Rollout | None = None

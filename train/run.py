@@ -63,8 +63,11 @@ def resume(folder: Path, iterations: int | None, console: Console, mesh: str | N
       ValueError: no run there, no usable checkpoint, or nothing left to do.
     """
     config = _read_config(folder)
-    given = {"iterations": iterations, "mesh": mesh}
-    config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
+    config = dataclasses.replace(
+        config,
+        iterations=config.iterations if iterations is None else iterations,
+        mesh=config.mesh if mesh is None else mesh,
+    )
     step = checkpoint.latest_step(folder / "checkpoints")
     if step >= config.iterations:
         raise ValueError(f"{folder} has done {step} of {config.iterations} iterations; give a larger --iterations.")

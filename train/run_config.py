@@ -46,7 +46,9 @@ class EvaluationConfig:
         target = self.early_stop_target
         require(target is None or 0 < target <= 1, "early_stop_target", target, "in (0, 1]")
         if (target is not None or self.early_stop_patience) and not self.eval_every:
-            raise ValueError("early_stop_target and early_stop_patience need evaluations: eval_every must be at least 1.")
+            raise ValueError(
+                "early_stop_target and early_stop_patience need evaluations: eval_every must be at least 1."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +177,9 @@ class RunConfig:
         values = json.loads(text)
         if not isinstance(values, dict):
             raise ValueError(f"a run must be a JSON object, got {type(values).__name__}.")
-        sections = {name: _section(name, kind, values.pop(name, {})) for name, kind in _sections(cls).items()}
+        sections: dict[str, Any] = {
+            name: _section(name, kind, values.pop(name, {})) for name, kind in _sections(cls).items()
+        }
         return from_values(cls, {**values, **sections})
 
 
@@ -236,4 +240,5 @@ def _section(name: str, kind: type[T], values: Any) -> T:
 
 
 def _sections(kind: type) -> dict[str, type]:
-    return {name: hint for name, hint in get_type_hints(kind).items() if dataclasses.is_dataclass(hint)}
+    hints = get_type_hints(kind).items()
+    return {name: hint for name, hint in hints if isinstance(hint, type) and dataclasses.is_dataclass(hint)}

@@ -16,6 +16,7 @@ class Stopping:
     """
 
     def __init__(self) -> None:
+        """Nobody has asked yet."""
         self.is_requested = False
         self._before: Any = None
 

@@ -40,9 +40,7 @@ class Training:
     console: Console
 
 
-def train(
-    built: Built, config: RunConfig, folder: Path, console: Console, run: RunState, *, first_step: int
-) -> None:
+def train(built: Built, config: RunConfig, folder: Path, console: Console, run: RunState, *, first_step: int) -> None:
     """Iterations `first_step` to the last, unless the run stops early, and then its pictures and policies.
 
     Args:
@@ -100,24 +98,18 @@ def train(
     finishing.finish(built, config, folder, console, run)
 
 
-def _evaluated(
-    training: Training, run: RunState, step: int, is_last: bool = False
-) -> tuple[RunState, dict[str, Any]]:
+def _evaluated(training: Training, run: RunState, step: int, is_last: bool = False) -> tuple[RunState, dict[str, Any]]:
     """The run with what an evaluation of the policy before iteration `step` says, where there is one, and its row."""
     evaluation = training.config.evaluation
     if not evaluation.eval_every or (step % evaluation.eval_every and not is_last):
         return run, {}
     started = time.perf_counter()
-    found = evaluate(
-        run.train.averaged_model, training.built.task, training.config.grpo, evaluation, run.train.key
-    )
+    found = evaluate(run.train.averaged_model, training.built.task, training.config.grpo, evaluation, run.train.key)
     run = dataclasses.replace(run, progress=run.progress.after_evaluation(found["eval/greedy"]))
     return run, {**found, "time/evaluation": time.perf_counter() - started}
 
 
-def _iterated(
-    training: Training, run: RunState, step: int, row: dict[str, Any]
-) -> tuple[RunState, dict[str, Any]]:
+def _iterated(training: Training, run: RunState, step: int, row: dict[str, Any]) -> tuple[RunState, dict[str, Any]]:
     """The run after iteration `step`, and its line of metrics."""
     config, loop = training.config, training.built.loop
     looks = bool(config.watch.sample_every) and step % config.watch.sample_every == 0

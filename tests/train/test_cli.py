@@ -135,7 +135,17 @@ def test_a_bad_file_is_named_with_what_is_wrong(text, words, capsys, tmp_path):
 
 
 def test_what_is_printed_is_the_run(capsys, monkeypatch, tmp_path):
-    argv = ["--preset", "smollm2-arithmetic", "--top-p", "0.8", "--trackers", "tensorboard", "wandb", "--mesh", "data=2"]
+    argv = [
+        "--preset",
+        "smollm2-arithmetic",
+        "--top-p",
+        "0.8",
+        "--trackers",
+        "tensorboard",
+        "wandb",
+        "--mesh",
+        "data=2",
+    ]
     assert cli.main([*argv, "--print-config"]) == 0
     path = tmp_path / "run.yaml"
     path.write_text(capsys.readouterr().out)
