@@ -58,12 +58,13 @@ def devices(completions):
 def functions(tmp_path_factory):
     path = tmp_path_factory.mktemp("rewards") / "mine.py"
     path.write_text(FUNCTIONS)
+    path.with_name("ends.py").write_text("import os\nos._exit(7)\n")
     return path
 
 
 def make_runner(functions, *entries, verifier=None, num_workers=2, timeout=1.0):
     return RewardRunner(
-        parse_rewards([entry.replace("mine.py", str(functions)) for entry in entries]),
+        parse_rewards([f"{functions.parent}/{entry}" if ".py:" in entry else entry for entry in entries]),
         verifier or LastInteger(),
         columns=["answer"],
         num_workers=num_workers,
@@ -166,6 +167,7 @@ def test_the_verifier_counts_only_where_it_is_named(functions):
         ("mine.py:g", "has no function 'g'"),
         ("none.py:f", "there is no file"),
         ("no_such_module:f", "No module named"),
+        ("ends.py:f", "its process ended with code 7 while it was loaded"),
         ("mine.py:needs", "it takes colour; there are prompts, completions, answer"),
     ],
 )

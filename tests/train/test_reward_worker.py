@@ -76,11 +76,10 @@ def test_functions_get_the_columns_that_they_name(loaded):
     assert scores_of(of_all, loaded, **columns) == [2, 2]
     assert scores_of(of_one, loaded, **columns) == [3, 4]
     assert scores_of(of_none, loaded, **columns) == [7, 7]
-    loaded.update(of_one=of_one, of_all=of_all, of_none=of_none)
-    assert worker.missing_columns("of_one", ["answer"]) is None
-    assert worker.missing_columns("of_all", []) is None
-    assert worker.missing_columns("of_none", []) is None
-    assert worker.missing_columns("of_one", ["level"]) == "it takes answer; there are prompts, completions, level"
+    assert worker.missing_columns(of_one, ["answer"]) is None
+    assert worker.missing_columns(of_all, []) is None
+    assert worker.missing_columns(of_none, []) is None
+    assert worker.missing_columns(of_one, ["level"]) == "it takes answer; there are prompts, completions, level"
 
 
 def test_functions_are_loaded_from_files_and_modules(tmp_path):

@@ -64,7 +64,7 @@ class FunctionPool:
         timeout: float,
         imports: Sequence[str] = (),
     ):
-        """A pool; starts its workers.
+        """A pool; its workers start with the first calls.
 
         Args:
           targets: functions by name, as `worker.start` takes them.
@@ -84,18 +84,17 @@ class FunctionPool:
         Raises:
           ValueError: one cannot; the message names it.
         """
-        for name, target in self._targets.items():
-            where = target if isinstance(target, str) else name
-            future = self._schedule(worker.missing_columns, (name, list(columns)), START_TIMEOUT)
-            try:
-                reason = future.result(START_TIMEOUT)
-            except concurrent.futures.TimeoutError:
-                reason = f"it is not loaded after {START_TIMEOUT:.0f} s"
-            except Exception as error:
-                reason = f"its process ended: {error}"
-            if reason is not None:
-                self.close()
-                raise ValueError(f"rewards: {where!r} cannot be used: {reason}.")
+        # In a process that has loaded nothing: a file that ends its process while it is loaded would end every worker.
+        pool = pebble.ProcessPool(1, initializer=worker.start, initargs=[{}], context=self._context)
+        try:
+            for name, target in self._targets.items():
+                future = pool.schedule(worker.check, args=(target, list(columns)), timeout=START_TIMEOUT)
+                reason = _reason(future)
+                if reason is not None:
+                    where = target if isinstance(target, str) else name
+                    raise ValueError(f"rewards: {where!r} cannot be used: {reason}.")
+        finally:
+            _stop(pool)
 
     def run(self, calls: Sequence[Call]) -> list[list[float] | Failure]:
         """The scores of every call, or why there are none; in order, whatever the number of workers."""
@@ -141,6 +140,16 @@ def _context(imports: Sequence[str]) -> Any:
 def _stop(pool: pebble.ProcessPool) -> None:
     pool.stop()
     pool.join()
+
+
+def _reason(future: Any) -> str | None:
+    try:
+        reason: str | None = future.result()
+    except concurrent.futures.TimeoutError:
+        return f"it is not loaded after {START_TIMEOUT:.0f} s"
+    except pebble.ProcessExpired as error:
+        return f"its process ended with code {error.exitcode} while it was loaded"
+    return reason
 
 
 def _outcome(future: Any, timeout: float) -> list[float] | Failure:

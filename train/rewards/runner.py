@@ -51,7 +51,7 @@ class RewardRunner:
         num_workers: int,
         timeout: float,
     ):
-        """A runner; starts worker processes, unless the verifier is all there is to run and needs none.
+        """A runner; has worker processes, unless the verifier is all there is to run and needs none.
 
         Args:
           specs: functions and their weights.

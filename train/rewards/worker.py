@@ -49,11 +49,16 @@ def load(target: str) -> Callable[..., Any]:
     return function
 
 
-def missing_columns(name: str, columns: Sequence[str]) -> str | None:
+def check(target: str | Callable[..., Any], columns: Sequence[str]) -> str | None:
+    """Why a function cannot be used with these columns, or None; for a process that ends when it is told."""
+    try:
+        return missing_columns(load(target) if isinstance(target, str) else target, columns)
+    except BaseException as error:  # importing runs someone's file
+        return _described(error)
+
+
+def missing_columns(function: Callable[..., Any], columns: Sequence[str]) -> str | None:
     """Why a function cannot be called with these columns, or None."""
-    function = _loaded[name]
-    if isinstance(function, str):
-        return function
     takes = _takes(function)
     if takes is None:
         return None
@@ -61,8 +66,7 @@ def missing_columns(name: str, columns: Sequence[str]) -> str | None:
         parameter.name
         for parameter in takes.values()
         if parameter.default is parameter.empty
-        and parameter.kind is not parameter.VAR_KEYWORD
-        and parameter.kind is not parameter.VAR_POSITIONAL
+        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         and parameter.name not in {"prompts", "completions", *columns}
     ]
     return f"it takes {', '.join(missing)}; there are prompts, completions, {', '.join(columns)}" if missing else None

@@ -63,6 +63,7 @@ class TextTask:
             is_shuffled=self._source.is_shuffled,
             is_left_out=self._source.is_held_out,
         )
+        self._held_out: dict[int, list[Encoded]] = {}
         self._runner = RewardRunner(
             parse_rewards(data.rewards),
             self._source.verifier,
@@ -101,9 +102,12 @@ class TextTask:
         Raises:
           ValueError: there are none that fit max_prompt_length.
         """
-        encoded = (Encoded(example, self._encode(example)) for example in self._source.held_out_examples(num))
-        fitting = (one for one in encoded if len(one.token_ids) <= self.prompt_width)
-        taken = list(itertools.islice(fitting, num))
+        # Looked for once: some data take seconds to make.
+        if num not in self._held_out:
+            encoded = (Encoded(example, self._encode(example)) for example in self._source.held_out_examples(num))
+            fitting = (one for one in encoded if len(one.token_ids) <= self.prompt_width)
+            self._held_out[num] = list(itertools.islice(fitting, num))
+        taken = self._held_out[num]
         if not taken:
             raise ValueError(f"no held-out prompt has at most max_prompt_length={self.prompt_width} tokens.")
         return self._prompts(taken)
