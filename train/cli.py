@@ -23,9 +23,9 @@ DEFAULT_PRESET = "sort-tiny"
 DESCRIPTION = f"""GRPO on recorded supports. --preset NAME is one of
 {", ".join(PRESETS)} (default {DEFAULT_PRESET});
 --config FILE.yaml changes fields of it, and the options below change them last. --print-config prints the outcome, as
-such a file, and ends. --out FOLDER takes the run (default: a new folder under {run.RUNS}). --resume RUN [--iterations N]
-[--mesh ...] continues a run from its last checkpoint. --report RUN draws its curves and its page anew, also while it
-goes on."""
+such a file, and ends. --out FOLDER takes the run (default: a new folder under {run.RUNS}). --resume RUN continues a run
+from its last checkpoint, with --iterations N or --mesh ... where they change. --report RUN draws its curves and its
+page anew, also while it goes on."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -49,7 +49,7 @@ def start(config: RunConfig, folder: Path | None, console: Console) -> Path:
 
 
 def resume(folder: Path, iterations: int | None, console: Console, mesh: str | None = None) -> None:
-    """Continues a run from its last checkpoint, as the unbroken run would have gone on.
+    """Continues a run from its last checkpoint, or from its beginning where it has none, as the unbroken run would.
 
     Args:
       folder: of the run.
@@ -60,7 +60,7 @@ def resume(folder: Path, iterations: int | None, console: Console, mesh: str | N
         unbroken run bit for bit.
 
     Raises:
-      ValueError: no run there, no usable checkpoint, or nothing left to do.
+      ValueError: no run there, checkpoints of which none can be read, or nothing left to do.
     """
     config = _read_config(folder)
     config = dataclasses.replace(
@@ -68,15 +68,18 @@ def resume(folder: Path, iterations: int | None, console: Console, mesh: str | N
         iterations=config.iterations if iterations is None else iterations,
         mesh=config.mesh if mesh is None else mesh,
     )
-    step = checkpoint.latest_step(folder / "checkpoints")
+    step = max(checkpoint.finished_steps(folder / "checkpoints"), default=0)
     if step >= config.iterations:
         raise ValueError(f"{folder} has done {step} of {config.iterations} iterations; give a larger --iterations.")
     built = build(config)
     with closing(built):
-        step, run = _restored(folder, step, built, config, console)
+        run = built.run
+        if step:
+            step, run = _restored(folder, built, config, console)
         if processes.is_first() and (iterations is not None or mesh is not None):
             write_whole(folder / "config.json", config.to_json())
-        console.print(f"resuming {folder} after iteration {step}")
+        where = f"after iteration {step}" if step else "from its beginning, since it has no checkpoint yet"
+        console.print(f"resuming {folder} {where}", soft_wrap=True)
         with _says_how_to_go_on(folder):
             train(built, config, folder, console, run, first_step=step)
 
@@ -91,7 +94,7 @@ def closing(built: Built) -> Iterator[None]:
             built.loop.task.close()
 
 
-def _restored(folder: Path, step: int, built: Built, config: RunConfig, console: Console) -> tuple[int, RunState]:
+def _restored(folder: Path, built: Built, config: RunConfig, console: Console) -> tuple[int, RunState]:
     like = built.run
     # The first checkpoint of such a run, too, follows an iteration that drew ahead.
     if config.overlap and isinstance(built.loop, HostLoop):
@@ -131,7 +134,7 @@ def _says_how_to_go_on(folder: Path) -> Iterator[None]:
         try:
             step = checkpoint.latest_step(folder / "checkpoints")
         except ValueError:
-            raise KeyboardInterrupt(f" before the first checkpoint of {folder}") from None
+            raise KeyboardInterrupt(f"; --resume {folder} goes on from its beginning, it has no checkpoint") from None
         raise KeyboardInterrupt(f"; --resume {folder} goes on after iteration {step}") from None
 
 
