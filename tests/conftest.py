@@ -1,11 +1,17 @@
 """Strict settings for every test: no silent promotion, no silent broadcasting, several CPU devices."""
 
+import importlib.metadata
 import os
 import time
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+if os.environ.get("JAXMASK_TESTS_UNOPTIMIZED"):
+    os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
+    # XLA had two ways to make code of a fusion, and ends at a flag it does not know; the one left is the slow one.
+    if importlib.metadata.version("jaxlib").startswith("0.10."):
+        os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 import jax
 import jaxtyping

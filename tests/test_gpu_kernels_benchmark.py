@@ -70,7 +70,7 @@ def with_support(found, row, ids):
 
 @pytest.mark.slow
 def test_smoke(tmp_path):
-    done = run("--smoke", "--seed", 1, "--json", tmp_path / "found.json")
+    done = run("--smoke", "--seed", 1, "--limit", 1000, "--json", tmp_path / "found.json")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["failures"] == []
