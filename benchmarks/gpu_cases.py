@@ -169,16 +169,18 @@ def sample_case(R: int = 256, V: int = 151_936, padding: int = 0) -> Case:
 
 def iteration_case() -> Case:
     """A whole GRPO iteration of the demo: rollout, reward, loss, update."""
+    from train import make_optimizer, train_iteration
+    from train.build import build
     from train.presets import find_preset
-    from train.run import build
 
     preset = find_preset("sort-tiny")
     config = dataclasses.replace(preset, grpo=dataclasses.replace(preset.grpo, implementation="pallas_gpu"))
-    loop, _, state = build(config)
-    leaves, tree = jax.tree.flatten(state)
+    built = build(config)
+    leaves, tree = jax.tree.flatten(built.run.train)
+    options = {"task": built.task, "config": config.grpo, "optimizer": make_optimizer(config.grpo, config.iterations)}
 
     def iteration(*leaves: Any) -> Any:
-        return loop.iterate(jax.tree.unflatten(tree, leaves), 0)
+        return train_iteration(jax.tree.unflatten(tree, leaves), **options)
 
     return Case(
         name="one GRPO iteration of the demo",

@@ -40,8 +40,8 @@ def write_arrays(
     if listed.exists():
         raise ValueError(f"{path} exists already; a checkpoint is never overwritten.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A process was killed before the list was there, or somebody copied a part: set aside, since nobody can tell what it
-    # holds. Orbax would delete the second one, which bears the name of its own beginnings.
+    # A process was killed before the list was there, or somebody copied a part: set aside, since nobody can tell what
+    # it holds. Orbax would delete the second one, which bears the name of its own beginnings.
     for begun in (path, path.with_name(path.name + ORBAX_SUFFIX)):
         if begun.exists():
             begun.rename(free_name(path, "unfinished"))

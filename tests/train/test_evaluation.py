@@ -34,7 +34,7 @@ def test_pass_at_one_is_the_share_of_right_samples():
 
 
 class Marked(HostDigits):
-    """A completion is right where it is the first one of its prompt, or where it is asked to be greedy, for odd ones."""
+    """The first completion of a prompt is right; of greedy ones, those of odd prompts."""
 
     def score(self, entries, completions, group_size):
         self.asked.append((entries, completions, group_size))
@@ -78,7 +78,9 @@ def test_greedy_completions_are_those_of_teacher_forcing():
 
 def test_a_task_of_the_device_is_asked_what_no_iteration_asks(monkeypatch):
     seen = []
-    monkeypatch.setattr(evaluation, "make_prompts", lambda task, key, num: seen.append(key) or make_prompts(task, key, num))
+    monkeypatch.setattr(
+        evaluation, "make_prompts", lambda task, key, num: seen.append(key) or make_prompts(task, key, num)
+    )
     found = evaluate(make_model(), TASK, CONFIG, EvaluationConfig(1, 5), KEY)
     assert set(found) == {"eval/greedy"}
     (key,) = seen
