@@ -1,5 +1,8 @@
 """Named arrays as Orbax folders, whole or not there.
 
+With several processes all of them call the functions here: each writes and reads the pieces that it holds, and the
+first one does the rest. The folder must be the same for all: a shared file system.
+
     200/            written by Orbax
     200.files.json  size and CRC-32 of each file in it; written last, so a folder without it is unfinished
 
@@ -17,6 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from models.files import write_whole
+from models.processes import by_the_first, in_all
 
 LIST_SUFFIX = ".files.json"
 ORBAX_SUFFIX = ".orbax-checkpoint-tmp"
@@ -36,24 +40,9 @@ def write_arrays(
       ValueError: it is there already, finished.
     """
     path = path.resolve()
-    listed = path.with_name(path.name + LIST_SUFFIX)
-    if listed.exists():
-        raise ValueError(f"{path} exists already; a checkpoint is never overwritten.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A process was killed before the list was there, or somebody copied a part: set aside, since nobody can tell what
-    # it holds. Orbax would delete the second one, which bears the name of its own beginnings.
-    for begun in (path, path.with_name(path.name + ORBAX_SUFFIX)):
-        if begun.exists():
-            begun.rename(free_name(path, "unfinished"))
-    with ocp.StandardCheckpointer() as checkpointer:
-        # Waited for: whoever trains donates the very buffers that are being written.
-        checkpointer.save(path, dict(arrays))
-        checkpointer.wait_until_finished()
-    files = _list_files(path)
-    for name, text in (beside or {}).items():
-        write_whole(path.with_name(name), text)
-        files[f"../{name}"] = _described(path.with_name(name))
-    write_whole(listed, json.dumps(files, indent=1))
+    by_the_first(lambda: _make_room(path))
+    in_all(lambda: _write(path, arrays))
+    by_the_first(lambda: _complete(path, beside or {}))
     return path
 
 
@@ -71,15 +60,49 @@ def read_arrays(
       ValueError: a file is damaged or missing, there are other arrays than wanted, or one has another shape.
     """
     path = path.resolve()
+    by_the_first(lambda: _check_files(path))
     try:
-        _check_files(path)
-        with ocp.StandardCheckpointer() as checkpointer:
-            stored = dict(checkpointer.metadata(path).item_metadata.tree)
-            _check_shapes(stored, wanted)
-            kept = {name: leaf.update(dtype=stored[name].dtype) for name, leaf in wanted.items()}
-            return checkpointer.restore(path, kept if keep_dtypes else dict(wanted))
+        return in_all(lambda: _read(path, wanted, keep_dtypes))
     except Exception as error:  # Orbax and its storage raise many kinds, and every one of them means the same here
-        raise ValueError(" ".join(str(error).split())[:200]) from error
+        raise _in_one_line(error) from error
+
+
+def _write(path: Path, arrays: Mapping[str, jax.Array | np.ndarray]) -> None:
+    with ocp.StandardCheckpointer() as checkpointer:
+        # Waited for: whoever trains donates the very buffers that are being written.
+        checkpointer.save(path, dict(arrays))
+        checkpointer.wait_until_finished()
+
+
+def _read(path: Path, wanted: Mapping[str, jax.ShapeDtypeStruct], keep_dtypes: bool) -> dict[str, jax.Array]:
+    with ocp.StandardCheckpointer() as checkpointer:
+        stored = dict(checkpointer.metadata(path).item_metadata.tree)
+        _check_shapes(stored, wanted)
+        kept = {name: leaf.update(dtype=stored[name].dtype) for name, leaf in wanted.items()}
+        return checkpointer.restore(path, kept if keep_dtypes else dict(wanted))
+
+
+def _in_one_line(error: Exception) -> ValueError:
+    return ValueError(" ".join(str(error).split())[:200])
+
+
+def _make_room(path: Path) -> None:
+    if path.with_name(path.name + LIST_SUFFIX).exists():
+        raise ValueError(f"{path} exists already; a checkpoint is never overwritten.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A process was killed before the list was there, or somebody copied a part: set aside, since nobody can tell what
+    # it holds. Orbax would delete the second one, which bears the name of its own beginnings.
+    for begun in (path, path.with_name(path.name + ORBAX_SUFFIX)):
+        if begun.exists():
+            begun.rename(free_name(path, "unfinished"))
+
+
+def _complete(path: Path, beside: Mapping[str, str]) -> None:
+    files = _list_files(path)
+    for name, text in beside.items():
+        write_whole(path.with_name(name), text)
+        files[f"../{name}"] = _described(path.with_name(name))
+    write_whole(path.with_name(path.name + LIST_SUFFIX), json.dumps(files, indent=1))
 
 
 def free_name(path: Path, reason: str) -> Path:
@@ -112,7 +135,14 @@ def _checksum(file: Path) -> int:
 
 
 def _check_files(path: Path) -> None:
-    listed = json.loads(path.with_name(path.name + LIST_SUFFIX).read_text(encoding="utf-8"))
+    try:
+        listed = json.loads(path.with_name(path.name + LIST_SUFFIX).read_text(encoding="utf-8"))
+        _check_listed(path, listed)
+    except Exception as error:  # a damaged list may hold anything
+        raise _in_one_line(error) from error
+
+
+def _check_listed(path: Path, listed: Mapping[str, list[int]]) -> None:
     for name, (size, checksum) in listed.items():
         file = path / name
         if not file.is_file():

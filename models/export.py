@@ -41,7 +41,7 @@ def save(
     time is on the host, gathered from the devices that hold its pieces.
 
     Args:
-      decoder: whole or cut over a mesh of this process.
+      decoder: whole or cut over a mesh of this process; its arrays may be NumPy's.
       folder: made here; it may exist if it is empty.
       tokenizer: its files are written too; without one, the folder names no end of reply.
       dtype: of the stored weights, float32, bfloat16 or float16; None: as they are.
@@ -126,18 +126,24 @@ def _write_shard(path: Path, leaves: dict[str, jax.Array], dtype: np.dtype) -> N
             file.write(_on_host(name, leaf, dtype).reshape(-1).view(np.uint8).data)
 
 
-def _on_host(name: str, leaf: jax.Array, dtype: np.dtype) -> np.ndarray:
-    if not leaf.is_fully_addressable:
-        raise ValueError("the decoder has pieces on devices of other processes: save needs a mesh of one process")
+def _on_host(name: str, leaf: jax.Array | np.ndarray, dtype: np.dtype) -> np.ndarray:
     whole = np.empty(leaf.shape, dtype)
-    for piece in leaf.addressable_shards:
-        if piece.replica_id == 0:
-            # JAX keeps the host's copy of an array as long as the array: of this copy, until the next piece.
-            cast = jnp.array(piece.data, dtype)
-            if cast.dtype != leaf.dtype and (jnp.isinf(cast) & jnp.isfinite(piece.data)).any():
-                raise ValueError(f"tensor {name!r} has values too large for {dtype.name}")
-            whole[piece.index] = np.asarray(cast)
+    for index, piece in _pieces(leaf):
+        # JAX keeps the host's copy of an array as long as the array: of this copy, until the next piece.
+        cast = jnp.array(piece, dtype)
+        if cast.dtype != leaf.dtype and (jnp.isinf(cast) & jnp.isfinite(piece)).any():
+            raise ValueError(f"tensor {name!r} has values too large for {dtype.name}")
+        whole[index] = np.asarray(cast)
     return whole
+
+
+def _pieces(leaf: jax.Array | np.ndarray) -> list[tuple[Any, jax.Array | np.ndarray]]:
+    """The parts of an array, and where they belong."""
+    if isinstance(leaf, np.ndarray):
+        return [(..., leaf)]
+    if not leaf.is_fully_addressable:
+        raise ValueError("the decoder has pieces on devices of other processes: save needs them on this host")
+    return [(piece.index, piece.data) for piece in leaf.addressable_shards if piece.replica_id == 0]
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

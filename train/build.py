@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -44,7 +45,8 @@ def build(config: RunConfig) -> Built:
 
     Raises:
       ValueError: the model has no tokenizer and the task needs one, completions do not fit the model, the task is one
-        of the device and the run wants overlap, or the mesh is larger than what there is.
+        of the device and the run wants overlap, the mesh is larger than what there is, or, with several processes, it
+        leaves devices out.
     """
     optimizer = make_optimizer(config.grpo, config.iterations)
     rules = _rules(config)
@@ -80,7 +82,16 @@ def with_ahead(run: RunState, task: HostTask, config: RunConfig) -> RunState:
 
 def _rules(config: RunConfig) -> models.MeshRules | None:
     sizes = mesh_sizes(config.mesh)
-    return models.MeshRules(models.make_mesh(**sizes)) if sizes else None
+    if jax.process_count() > 1 and math.prod(sizes.values()) != jax.device_count():
+        raise ValueError(
+            f"mesh must cut over all {jax.device_count()} devices of the {jax.process_count()} processes, as "
+            f"'data={jax.device_count()}' does, got {config.mesh!r}."
+        )
+    if not sizes:
+        return None
+    mesh = models.make_mesh(**sizes)
+    processes.introduce(mesh)
+    return models.MeshRules(mesh)
 
 
 def _reference(model: models.Decoder, config: RunConfig) -> models.Decoder | None:

@@ -13,6 +13,7 @@ what is damaged, not what was copied there.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from jaxtyping import Array, UInt32
 
 from models import Decoder
 from models.arrays import LIST_SUFFIX, free_name, read_arrays, write_arrays
+from train import processes
 from train.partition import partition
 from train.progress import Progress, RunState
 from train.state import TrainState
@@ -86,11 +88,10 @@ def restore_latest(folder: Path, like: RunState, say: Callable[[str], None]) -> 
     Raises:
       ValueError: there is none, or none can be read; the newest one's reason is named.
     """
-    latest_step(folder)
-    steps, errors = finished_steps(folder), []
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and path.name.isdigit() and int(path.name) not in steps:
-            say(f"checkpoint {path} is incomplete, and is passed over")
+    steps, incomplete = processes.by_the_first(lambda: _found(folder))
+    for path in incomplete:
+        say(f"checkpoint {path} is incomplete, and is passed over")
+    errors: list[tuple[int, ValueError]] = []
     for step in reversed(steps):
         try:
             run = restore(folder, step, like)
@@ -98,7 +99,8 @@ def restore_latest(folder: Path, like: RunState, say: Callable[[str], None]) -> 
             errors.append((step, error))
         else:
             for damaged, reason in errors:
-                say(f"{reason}; it is set aside as {_set_aside(folder, damaged).name}, and step {step} is used")
+                aside = processes.by_the_first(functools.partial(_set_aside, folder, damaged))
+                say(f"{reason}; it is set aside as {aside.name}, and step {step} is used")
             return step, run
     raise errors[0][1]
 
@@ -163,6 +165,14 @@ def _with_leaves(like: RunState, leaves: dict[str, Any]) -> RunState:
 
     train: TrainState = jax.tree_util.tree_map_with_path(restored, like.train)
     return RunState(train, _to_progress(leaves), jax.tree_util.tree_map_with_path(restored_ahead, like.ahead))
+
+
+def _found(folder: Path) -> tuple[list[int], list[Path]]:
+    """Steps with a finished checkpoint, and folders of steps without one."""
+    latest_step(folder)
+    steps = finished_steps(folder)
+    folders = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name.isdigit()]
+    return steps, [path for path in folders if int(path.name) not in steps]
 
 
 def _set_aside(folder: Path, step: int) -> Path:

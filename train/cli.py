@@ -17,6 +17,7 @@ from rich.console import Console
 
 from train import finishing, run
 from train.presets import PRESETS, find_preset
+from train.processes import Cluster, is_first, join
 from train.run_config import RunConfig, with_values
 
 DEFAULT_PRESET = "sort-tiny"
@@ -25,7 +26,8 @@ DESCRIPTION = f"""GRPO on recorded supports. --preset NAME is one of
 --config FILE.yaml changes fields of it, and the options below change them last. --print-config prints the outcome, as
 such a file, and ends. --out FOLDER takes the run (default: a new folder under {run.RUNS}). --resume RUN continues a run
 from its last checkpoint, with --iterations N or --mesh ... where they change. --report RUN draws its curves and its
-page anew, also while it goes on."""
+page anew, also while it goes on. A run of several processes starts each of them with --coordinator HOST:PORT
+--num-processes N --process-id I, or with --distributed where JAX finds these out: Slurm, Open MPI, Kubernetes, TPUs."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,11 +44,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(argv: list[str]) -> None:
-    console = Console()
     try:
         where, overrides = _parser().parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise ValueError(str(error)) from None
+    console = Console(quiet=not _meet(where))
     alone = {"--resume": where.resume, "--report": where.report}
     for option, folder in alone.items():
         others = (where.preset, where.config, where.out, *(alone[name] for name in alone if name != option))
@@ -133,7 +135,28 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--report")
     parser.add_argument("--config")
     parser.add_argument("--print-config", action="store_true")
+    parser.add_argument("--distributed", action="store_true")
+    parser.add_argument("--coordinator")
+    parser.add_argument("--num-processes", type=int)
+    parser.add_argument("--process-id", type=int)
     return parser
+
+
+def _meet(where: argparse.Namespace) -> bool:
+    """Whether this process is the one that speaks, once it has met the others of its run, where there are some."""
+    given = (where.coordinator, where.num_processes, where.process_id)
+    is_one = given == (None, None, None)
+    if where.distributed and not is_one:
+        raise ValueError(
+            "--distributed finds out --coordinator, --num-processes and --process-id; it takes none of them."
+        )
+    cluster = Cluster(*given)
+    if is_one and not where.distributed:
+        return True
+    if where.report is not None or where.print_config:
+        raise ValueError("--report and --print-config take one process.")
+    join(cluster)
+    return is_first()
 
 
 def _what_may_change(overrides: list[str]) -> tuple[int | None, str | None]:

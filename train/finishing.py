@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 from rich.console import Console
 
 import models
@@ -28,13 +29,16 @@ def finish(built: Built, config: RunConfig, folder: Path, console: Console, run:
     """
     step = int(run.train.step)
     rollout, rewards = processes.whole(built.loop.sample(run, step))
-    if processes.is_first():
+
+    def show() -> None:
         described = samples.describe(rollout, rewards, built.task.show, config.watch.num_samples)
         samples.write(folder / "samples.jsonl", step, described)
         _pictures(config, folder, console)
         console.print(samples.table(described, built.task.show))
         _summary(config, folder, console)
         console.print(f"checkpoint  {folder / 'checkpoints' / str(step)}", soft_wrap=True)
+
+    processes.by_the_first(show)
     _policies(built, config, folder, console, run)
 
 
@@ -95,16 +99,28 @@ def _policies(built: Built, config: RunConfig, folder: Path, console: Console, r
     step, model, average = int(run.train.step), run.train.model, run.train.averaged_model
     if config.lora is not None:
         base = None if config.model == "tiny" else config.model
-        _once(folder / f"adapters-{step}", console, lambda path: lora.save(model, path, base))
+        _once(folder / f"adapters-{step}", console, model, lambda whole, path: lora.save(whole, path, base))
     elif config.saving.export_policy and built.tokenizer is not None:
-        _once(folder / f"policy-{step}", console, lambda path: models.save(model, path, built.tokenizer))
+        _once(folder / f"policy-{step}", console, model, lambda whole, path: models.save(whole, path, built.tokenizer))
         if run.train.average is not None:
-            _once(folder / f"average-{step}", console, lambda path: models.save(average, path, built.tokenizer))
+            _once(
+                folder / f"average-{step}",
+                console,
+                average,
+                lambda whole, path: models.save(whole, path, built.tokenizer),
+            )
 
 
-def _once(path: Path, console: Console, save: Callable[[Path], None]) -> None:
-    if processes.is_first() and not path.exists():
-        save(path)
+def _once(path: Path, console: Console, model: models.Decoder, save: Callable[[models.Decoder, Path], None]) -> None:
+    if not processes.by_the_first(path.exists):
+        # Of one process, the devices hold all of it, and it goes to the disk piece by piece.
+        whole = model if jax.process_count() == 1 else processes.to_the_first(model)
+
+        def write() -> None:
+            if whole is not None:
+                save(whole, path)
+
+        processes.by_the_first(write)
     console.print(f"{path.name.rpartition('-')[0]:<11} {path}", soft_wrap=True)
 
 

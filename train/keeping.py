@@ -15,6 +15,7 @@ import numpy as np
 
 from models.arrays import LIST_SUFFIX
 from models.files import read_json_if_present, write_whole
+from train import processes
 from train.checkpoint import RUN_SUFFIX, finished_steps, named_leaves, write
 from train.progress import RunState
 from train.run_config import SavingConfig
@@ -26,6 +27,9 @@ DELETING_SUFFIX = ".deleting.json"
 class Keeper:
     """Writes the checkpoints of one run, one at a time, and keeps those that the config says.
 
+    With several processes all of them save together, and `save` returns when the checkpoint is complete: Orbax waits
+    for every process, and no array is whole on one host.
+
     Use as a context manager: on leaving it, what was begun is complete.
     """
 
@@ -34,10 +38,7 @@ class Keeper:
         self._folder, self._saving, self._say = folder, saving, say
         self._writing: threading.Thread | None = None
         self._failure: Exception | None = None
-        folder.mkdir(parents=True, exist_ok=True)
-        self._run_id = _run_id(folder)
-        for path in folder.glob(f"*{DELETING_SUFFIX}"):
-            _finish_deleting(path)
+        self._run_id = processes.by_the_first(lambda: _begun(folder))
 
     def __enter__(self) -> Keeper:
         """Nothing to do."""
@@ -55,7 +56,11 @@ class Keeper:
         A checkpoint that cannot be written (a full disk) is told of, and the run goes on with those it has.
         """
         self._wait()
-        if step in finished_steps(self._folder):
+        if processes.by_the_first(lambda: step in finished_steps(self._folder)):
+            return
+        if jax.process_count() > 1:
+            self._write(step, named_leaves(run))
+            self._tell()
             return
         leaves = jax.tree.map(_own, named_leaves(run))
         self._writing = threading.Thread(target=self._write, args=(step, leaves))
@@ -75,14 +80,17 @@ class Keeper:
         if self._writing is not None:
             self._writing.join()
             self._writing = None
-            if self._failure is not None:
-                self._say(f"a checkpoint could not be written: {self._failure}")
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._failure is not None:
+            self._say(f"a checkpoint could not be written: {self._failure}")
 
     def _write(self, step: int, leaves: dict[str, Any]) -> None:
         try:
             write(self._folder, step, leaves, self._run_id)
             self._failure = None
-            self._clear()
+            processes.by_the_first(self._clear)
         except Exception as error:  # whatever it is, the run must not end by it
             self._failure = error
 
@@ -98,6 +106,14 @@ class Keeper:
     def _is_own(self, step: int) -> bool:
         path = self._folder / f"{step}{RUN_SUFFIX}"
         return path.is_file() and path.read_text(encoding="utf-8") == self._run_id
+
+
+def _begun(folder: Path) -> str:
+    """`_run_id`, in a folder that is there and in which no deletion is left half done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob(f"*{DELETING_SUFFIX}"):
+        _finish_deleting(path)
+    return _run_id(folder)
 
 
 def _run_id(folder: Path) -> str:

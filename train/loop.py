@@ -147,12 +147,14 @@ class HostLoop:
             rollout, entries, run = self._first(run, step)
             completions = completions_of(rollout)
         with clock("reward"), ThreadPoolExecutor(1) as thread:
-            waiting = thread.submit(self._scored, entries, completions)
+            # What processes do together is left to this thread.
+            score = functools.partial(self._scored_here, entries, completions)
+            waiting = thread.submit(score) if processes.is_first() else None
             if self.overlap:
                 ahead, _, cursor = self._drawn(run.train, run.progress.cursor, step + 1)
                 progress = dataclasses.replace(run.progress, cursor=cursor, ahead_cursor=run.progress.cursor)
                 run = dataclasses.replace(run, progress=progress, ahead=ahead)
-            scored = waiting.result()
+            scored = processes.by_the_first(lambda: waiting.result() if waiting is not None else score())
         rewards, details = processes.to_devices(scored.rewards, run.train.model.rules), dict(scored.details)
         if self.config.dynamic_sampling:
             with clock("rollout"):
@@ -188,7 +190,10 @@ class HostLoop:
         return _collected(self, state, prompts, step, refill), entries, cursor
 
     def _scored(self, entries: list[Any], completions: list[list[int]]) -> Scored:
-        return processes.by_the_first(lambda: self.task.score(entries, completions, self.config.group_size))
+        return processes.by_the_first(lambda: self._scored_here(entries, completions))
+
+    def _scored_here(self, entries: list[Any], completions: list[list[int]]) -> Scored:
+        return self.task.score(entries, completions, self.config.group_size)
 
     def _refilled(
         self, rollout: Rollout, rewards: Rewards, run: RunState, step: int

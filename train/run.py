@@ -37,8 +37,7 @@ def start(config: RunConfig, folder: Path | None, console: Console) -> Path:
     Raises:
       ValueError: the folder holds something, or the model or task cannot be made.
     """
-    if folder is not None and folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty; a run never writes over another. Give a new --out, or --resume it.")
+    processes.by_the_first(lambda: _check_free(folder))
     built = build(config)
     with closing(built):
         # Only now, so that a run that cannot be made leaves nothing behind.
@@ -62,13 +61,13 @@ def resume(folder: Path, iterations: int | None, console: Console, mesh: str | N
     Raises:
       ValueError: no run there, checkpoints of which none can be read, or nothing left to do.
     """
-    config = _read_config(folder)
+    config = processes.by_the_first(lambda: _read_config(folder))
     config = dataclasses.replace(
         config,
         iterations=config.iterations if iterations is None else iterations,
         mesh=config.mesh if mesh is None else mesh,
     )
-    step = max(checkpoint.finished_steps(folder / "checkpoints"), default=0)
+    step = processes.by_the_first(lambda: max(checkpoint.finished_steps(folder / "checkpoints"), default=0))
     if step >= config.iterations:
         raise ValueError(f"{folder} has done {step} of {config.iterations} iterations; give a larger --iterations.")
     built = build(config)
@@ -112,6 +111,11 @@ def _read_config(folder: Path) -> RunConfig:
         return RunConfig.from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def _check_free(folder: Path | None) -> None:
+    if folder is not None and folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty; a run never writes over another. Give a new --out, or --resume it.")
 
 
 def _made(folder: Path | None, config: RunConfig) -> Path:

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Int, Key
 
 from models import Decoder, MeshRules, shard
+from train import processes
 from train.config import GRPOConfig
 from train.partition import combine, partition
 
@@ -130,7 +131,6 @@ def apply_gradients(
 
 def _on_mesh(state: TrainState, rules: MeshRules) -> TrainState:
     """Counts and keys on all devices of the mesh that the weights and their moments lie on."""
-    everywhere = NamedSharding(rules.mesh, PartitionSpec())
     return jax.tree.map(
-        lambda leaf: leaf if isinstance(leaf.sharding, NamedSharding) else jax.device_put(leaf, everywhere), state
+        lambda leaf: leaf if isinstance(leaf.sharding, NamedSharding) else processes.to_devices(leaf, rules), state
     )

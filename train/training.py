@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,7 @@ def train(built: Built, config: RunConfig, folder: Path, console: Console, run: 
     with (
         Stopping() as stopping,
         Keeper(folder / "checkpoints", config.saving, functools.partial(console.print, soft_wrap=True)) as keeper,
-        Trackers(folder, config.watch.trackers, json.loads(config.to_json())) as trackers,
+        _tracking(folder, config) as log,
     ):
         reason = None
         with view:
@@ -72,10 +74,10 @@ def train(built: Built, config: RunConfig, folder: Path, console: Console, run: 
                 if reason is not None:
                     # As it was before the evaluation, which a resumed run then makes again.
                     run = before
-                    trackers.log(step, row)
+                    log(step, row)
                     break
                 run, row = _iterated(training, run, step, row)
-                trackers.log(step, row)
+                log(step, row)
                 view.update(step, row)
                 if processes.any_of(stopping.is_requested):
                     reason = "SIGTERM"
@@ -94,8 +96,21 @@ def train(built: Built, config: RunConfig, folder: Path, console: Console, run: 
         else:
             _, row = _evaluated(training, run, done, is_last=True)
             if row:
-                trackers.log(done, row)
+                log(done, row)
     finishing.finish(built, config, folder, console, run)
+
+
+@contextlib.contextmanager
+def _tracking(folder: Path, config: RunConfig) -> Iterator[Callable[[int, dict[str, Any]], None]]:
+    """What takes rows of metrics: the trackers of the first process; in the others they go nowhere."""
+    with contextlib.ExitStack() as stack:
+        opened: list[Trackers] = []
+
+        def open_all() -> None:
+            opened.append(stack.enter_context(Trackers(folder, config.watch.trackers, json.loads(config.to_json()))))
+
+        processes.by_the_first(open_all)
+        yield opened[0].log if opened else lambda step, row: None
 
 
 def _evaluated(training: Training, run: RunState, step: int, is_last: bool = False) -> tuple[RunState, dict[str, Any]]:
