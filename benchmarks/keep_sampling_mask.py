@@ -10,9 +10,9 @@ A small decoder learns to sort five digits, with four updates on each rollout, i
     full-tis         the same with truncated importance sampling, cap 2
     no-truncation    not truncated, so that both scorings are the same
 
-The first three with top-p 0.8 and 0.9. Runs of one seed start from the same weights and see the same prompts. Each run is
-kept as a file of JSON lines: first its settings, then an iteration a line; a run whose file is there is not run again, so
-an interrupted experiment goes on. At the end tables are printed and the picture is drawn.
+The first three with top-p 0.8 and 0.9. Runs of one seed start from the same weights and see the same prompts. Each run
+is kept as a file of JSON lines: first its settings, then an iteration a line; a run whose file is there is not run
+again, so an interrupted experiment goes on. At the end tables are printed and the picture is drawn.
 """
 
 import argparse
@@ -30,7 +30,7 @@ import numpy as np
 from flax import nnx
 
 import models
-from jaxmask import SamplingBatch, SamplingParams, generate
+from jaxmask import SamplingBatch, generate
 from train import GRPOConfig, init_state, make_optimizer, train_iteration
 from train.tasks import Prompts, SortDigits
 
