@@ -9,9 +9,9 @@ the whole batch, AdamW, no KL term; rewards are computed on the host from the id
 which is checked first.
 
 Each side is a process of its own that waits without work while another runs; rounds go from side to side, every other
-one backwards. Shown: the median seconds of an iteration, of which until the rewards are asked for (the rollout); the
-ratio; seconds of the first iteration, which compiles; and the largest resident memory in the iterations after it, less
-what imports alone take. A side that cannot be imported is skipped.
+one backwards. Shown: the median seconds of an iteration; of its rollout, until the rewards are asked for, and the rest;
+of processor time; the ratio; seconds of the first iteration, which compiles; and the largest resident memory in the
+iterations after it, less what imports alone take. A side that cannot be imported is skipped.
 """
 
 import argparse
@@ -38,15 +38,16 @@ def open_side(name: str, python: str, folder: str, case: Case, group_size: int) 
         return None
 
 
-def timed(side: Worker) -> tuple[float, float]:
-    """Seconds of an iteration, and of its rollout."""
-    begun = time.perf_counter()
+def timed(side: Worker) -> dict[str, float]:
+    """Seconds of an iteration, of its rollout, and of the processors."""
+    before, begun = side.call("processor_seconds"), time.perf_counter()
     told = side.call("step")
-    return time.perf_counter() - begun, told["rollout"]
+    step = time.perf_counter() - begun
+    return {"step": step, "rollout": told["rollout"], "processor": side.call("processor_seconds") - before}
 
 
 def measure(sides: dict[str, Worker], case: Case, group_size: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Of each side: first, step and rollout in seconds; peak and libraries in MiB."""
+    """Of each side: first, step, rollout and processor in seconds; peak and libraries in MiB."""
     found = {}
     for name, side in sides.items():
         begun = time.perf_counter()
@@ -57,13 +58,13 @@ def measure(sides: dict[str, Worker], case: Case, group_size: int, rounds: int) 
         # The second may compile once more, for arrays that lie where the first has put them.
         side.call("step")
         side.call("forget_peak")
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    times: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     for done in range(rounds):
         for name in list(sides)[:: 1 if done % 2 == 0 else -1]:
             times[name].append(timed(sides[name]))
     for name, side in sides.items():
-        step, rollout = (statistics.median(column) for column in zip(*times[name], strict=True))
-        found[name] |= {"step": step, "rollout": rollout} | side.call("memory")
+        found[name] |= {kind: statistics.median(row[kind] for row in times[name]) for kind in times[name][0]}
+        found[name] |= side.call("memory")
     return found
 
 
@@ -75,6 +76,7 @@ def show(size: str, found: dict[str, dict[str, float]]) -> None:
             f"{values['step']:.3f}",
             f"{values['rollout']:.3f}",
             f"{values['step'] - values['rollout']:.3f}",
+            f"{values['processor']:.2f}",
             f"{values['step'] / ours['step']:.2f}x",
             f"{values['first']:.1f}",
             f"{values['peak'] - values['libraries']:.0f}",
@@ -109,8 +111,8 @@ def run_size(size: str, folder: str, pythons: dict[str, str], case: Case, group_
             if name != "ours":
                 check_weights(sides["ours"], sides[name], name, list(case.prompts[0]))
         found = measure(sides, case, group_size, rounds)
-        print("\n| prompts x completions | iteration, s | rollout | update | ours is faster by | first, s | MiB |")
-        print("|---" * 7 + "|")
+        print("\n| size | iteration, s | rollout | rest | processors, s | ours is faster by | first, s | MiB |")
+        print("|---" * 8 + "|")
         show(size, found)
         compiled = sides["ours"].call("compiled")
         print("ours, compiled programs, MiB: " + ", ".join(f"{name} {size:.0f}" for name, size in compiled.items()))
