@@ -1,9 +1,9 @@
 """A whole GRPO iteration, rollout and update, against Tunix and TRL: time, and what each process holds.
 
-python benchmarks/grpo_step.py [--only tunix trl] [--sizes 2x4 8x8] [--rounds 7]
+python benchmarks/grpo_step.py [--only tunix trl] [--sizes 2x4 8x8] [--vocab 32000] [--rounds 7]
     [--tunix-python PATH] [--trl-python PATH]
 
-A Qwen3 of random weights (4 layers, D = 256, V = 32,000, the head tied), float32. Prompts of 32 tokens, prompts x
+A Qwen3 of random weights (4 layers, D = 256, the head tied), float32. Prompts of 32 tokens, prompts x
 completions as named, 64 new tokens each, none of which ends early; top-k 50, top-p 0.95, temperature 1; one update on
 the whole batch, AdamW, no KL term; rewards are computed on the host from the ids. All sides have the same weights,
 which is checked first.
@@ -88,12 +88,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=("tunix", "trl"), default=("tunix", "trl"))
     parser.add_argument("--sizes", nargs="+", default=["2x4", "8x8"], help="prompts x completions of each")
+    parser.add_argument("--vocab", type=int, default=32_000, help="ids of the model")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tunix-python", default=sys.executable, help="a Python that has google-tunix")
     parser.add_argument("--trl-python", default=sys.executable, help="a Python that has TRL and torch")
     args = parser.parse_args(arguments)
     pythons = {"ours": sys.executable, "tunix": args.tunix_python, "trl": args.trl_python}
-    decoder = small_decoder()
+    decoder = small_decoder(args.vocab)
     with hub_folder(decoder) as folder:
         for size in args.sizes:
             num_prompts, group_size = map(int, size.split("x"))
