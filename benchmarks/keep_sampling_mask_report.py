@@ -129,7 +129,9 @@ def _curve(axes, arm: str, runs: list[Run], name: str):
     values = np.array([[row[name] for row in run if name in row] for run in runs])
     mean, spread = _smooth(values.mean(axis=0)), _smooth(values.std(axis=0))
     axes.fill_between(steps, mean - spread, mean + spread, color=COLOURS[arm], alpha=0.13, linewidth=0)
-    return axes.plot(steps, mean, color=COLOURS[arm], linewidth=1.6, label=LABELS[arm])[0]
+    # Two arms have a ratio of 1: both lines must be seen.
+    style = "--" if arm == "no-truncation" else "-"
+    return axes.plot(steps, mean, style, color=COLOURS[arm], linewidth=1.6, label=LABELS[arm])[0]
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
