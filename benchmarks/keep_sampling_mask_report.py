@@ -12,6 +12,7 @@ Results = dict[tuple[str, float], list[Run]]
 
 TOP_P = (0.8, 0.9)
 TRUNCATED = ("supports", "full", "full-tis")
+ARMS = (*TRUNCATED, "no-truncation", "supports-uneven")
 TRAINING = ("reward", "exact", "ratio_mean", "ratio_std", "max_ratio_error", "entropy", "clip_fraction", "grad_norm")
 LABELS = {
     "supports": "supports kept",
@@ -64,7 +65,7 @@ def tables(found: Results) -> str:
     """Markdown: every quantity by arm, and the differences of arms, paired by seed."""
     parts = []
     for top_p in TOP_P:
-        runs = {arm: found[arm, top_p] for arm in TRUNCATED} | {"no-truncation": found["no-truncation", 1.0]}
+        runs = {arm: found[arm, of] for arm in ARMS for of in (top_p, 1.0) if (arm, of) in found}
         parts += [f"### top-p {top_p}", "", _means(runs), "", _differences(runs), ""]
     return "\n".join(parts)
 
@@ -79,19 +80,27 @@ def _means(runs: dict[str, list[Run]]) -> str:
 
 def _differences(runs: dict[str, list[Run]]) -> str:
     """Those whose interval leaves 0 out are bold."""
-    pairs = [("supports", "full"), ("supports", "full-tis"), ("full", "full-tis"), ("supports", "no-truncation")]
+    pairs = [pair for pair in PAIRS if set(pair) <= runs.keys()]
     lines = ["| | " + " | ".join(" - ".join(pair) for pair in pairs) + " |", "|---" * (len(pairs) + 1) + "|"]
     for name, (measure, digits) in QUANTITIES.items():
         cells = []
         for one, other in pairs:
             values = [measure(a) - measure(b) for a, b in zip(runs[one], runs[other], strict=True)]
             mean, half = interval(values)
-            mark = "**" if abs(mean) > half else ""
+            mark = "**" if abs(mean) > half and round(mean, digits) else ""
             cells.append(f"{mark}{mean:+.{digits}f}{mark} ± {half:.{digits}f}")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
+PAIRS = (
+    ("supports", "full"),
+    ("supports", "full-tis"),
+    ("full", "full-tis"),
+    ("supports", "no-truncation"),
+    ("supports-uneven", "supports"),
+    ("supports-uneven", "full"),
+)
 PANELS = (
     ("reward", "mean reward"),
     ("exact/own", "held-out exact answers"),

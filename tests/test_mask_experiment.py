@@ -44,7 +44,7 @@ def test_training_never_sees_held_out_prompts(experiment):
 
 def test_arms_differ_in_what_they_say(experiment):
     found = experiment.arms(500)
-    assert len(found) == 7
+    assert len(found) == 8
     assert {(config.sampling_mask, config.tis_cap) for config in found.values()} == {
         (True, None),
         (False, None),
@@ -70,17 +70,17 @@ def test_an_interrupted_experiment_goes_on(experiment, tmp_path, monkeypatch, ca
     monkeypatch.setattr(experiment, "run", counted)
     arguments = ["--iterations", "4", "--seeds", "2", f"--folder={tmp_path}", f"--picture={tmp_path / 'p.png'}"]
     experiment.main(arguments)
-    assert len(runs) == 14
+    assert len(runs) == 16
     text = capsys.readouterr().out
     # supports - full at top-p 0.8: a quarter in each seed.
-    assert "| reward, whole run | **+0.250** ± 0.000 | **+0.250** ± 0.000 | +0.000 ± 0.000 |" in text
+    assert "| reward, whole run | **+0.250** ± 0.000 | **+0.250** ± 0.000 | +0.000 ± 0.000 | " in text
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "4/full-0.9-1.jsonl").unlink()
     other = tmp_path / "4/supports-0.8-0.jsonl"
     first, *rows = other.read_text().splitlines()
     other.write_text("\n".join([json.dumps(json.loads(first) | {"digits": 6}), *rows]))
     experiment.main(arguments)
-    assert [(config.sampling_mask, config.top_p, seed) for config, _, seed in runs[14:]] == [
+    assert [(config.sampling_mask, config.top_p, seed) for config, _, seed in runs[16:]] == [
         (True, 0.8, 0),
         (False, 0.9, 1),
     ]
