@@ -48,8 +48,8 @@ TOLERANCE = 1e-3
 TOPICS = ("the sea", "old maps", "a lost cat", "bread", "the moon", "trains", "chess", "a quiet street")
 
 
-def small_decoder() -> models.Decoder:
-    shape = models.DecoderConfig(32_000, 4, 256, 8, 4, 32, 768, 1e6, None, 1e-6, True, qk_norm=True)
+def small_decoder(vocab_size: int = 32_000) -> models.Decoder:
+    shape = models.DecoderConfig(vocab_size, 4, 256, 8, 4, 32, 768, 1e6, None, 1e-6, True, qk_norm=True)
     return models.Decoder(shape, rngs=nnx.Rngs(0))
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from generate_case import Case
 
+SECONDS_TO_END = 10
+
 
 class Worker:
     """A `Rival` (see `generate_case`) of another interpreter, with the same methods."""
@@ -29,22 +31,27 @@ class Worker:
             stderr=self.log,
             text=True,
         )
-        self._call("__init__", folder, max_length, **options)
+        self.call("__init__", folder, max_length, **options)
 
     def run(self, case: Case) -> dict[str, list]:
-        return self._call("run", case.to_plain())
+        return self.call("run", case.to_plain())
 
     def token_logprobs(self, token_ids: list[int]) -> list[float]:
-        return self._call("token_logprobs", token_ids)
+        return self.call("token_logprobs", token_ids)
 
     def close(self) -> None:
-        """Ends the process: it sees the end of its input."""
+        """Ends the process: it sees the end of its input; one whose threads wait for work does not end by itself."""
         self.process.stdin.close()
         self.process.stdout.close()
-        self.process.wait()
+        try:
+            self.process.wait(timeout=SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         self.log.close()
 
-    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """What any method of the `Rival` returns; arguments and answer must survive JSON."""
         try:
             self.process.stdin.write(json.dumps([method, arguments, options]) + "\n")
             self.process.stdin.flush()
