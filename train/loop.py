@@ -107,6 +107,7 @@ class DeviceLoop:
             look(run.train.model, rollout, rewards)
         with clock("update"):
             state, metrics = _updated(self, run.train, rollout, rewards)
+            jax.block_until_ready(metrics)
         details = _refill_details(first_missing, missing, refill, self.config)
         return dataclasses.replace(run, train=state), Iteration(metrics, details, clock.seconds)
 

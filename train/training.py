@@ -139,15 +139,17 @@ def _iterated(training: Training, run: RunState, step: int, row: dict[str, Any])
 
     started = time.perf_counter()
     run, iteration = loop.iterate(run, step, look if looks else None)
-    row = {**row, **_measured(iteration, time.perf_counter() - started)}
+    row = {**row, **_measured(iteration, started)}
     row["learning_rate"] = _learning_rate(config, step)
     if config.grpo.reference_every and (step + 1) % config.grpo.reference_every == 0:
         run = dataclasses.replace(run, train=with_new_reference(run.train))
     return run, row
 
 
-def _measured(iteration: Iteration, seconds: float) -> dict[str, Any]:
+def _measured(iteration: Iteration, started: float) -> dict[str, Any]:
     row = metrics_row(processes.to_host(iteration.metrics))
+    # Only now: until its figures are there, an iteration of the device is no more than dispatched.
+    seconds = time.perf_counter() - started
     times = {f"time/{name}": value for name, value in iteration.seconds.items()}
     speed = {"seconds": seconds, "tokens_per_second": row["completions/num_tokens"] / seconds}
     return {**row, **iteration.details, **times, **speed}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import time
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 from jaxmask import Finish, RaggedSupport, Rollout, SamplingBatch, SamplingParams, Support
+from train import training
+from train.loop import Iteration
 from train.metrics import NAMES, Metrics, Pass, iteration_metrics, metrics_row, mismatch_kl
 from train.tasks import Rewards
 
@@ -136,3 +139,20 @@ def test_the_mismatch_keeps_its_digits_near_one_and_at_the_bounds_of_the_ratio()
         exact = float(value) - 1 - np.log(np.float64(value))
         found = mismatch_kl(jnp.full((1, 1), value), jnp.asarray(mask))
         np.testing.assert_allclose(found, exact, rtol=1e-3, atol=0)
+
+
+def test_the_seconds_of_an_iteration_last_until_its_figures_are_there(monkeypatch):
+    """A program of the device returns at once, and runs on."""
+    started = time.perf_counter()
+    names = {field.name for field in dataclasses.fields(Metrics)} - {"kl", "staleness", "support_histogram"}
+    metrics = Metrics(support_histogram=np.array([2]), **dict.fromkeys(names, np.array(2, np.float32)))
+    to_host = training.processes.to_host
+
+    def waits(tree):
+        time.sleep(0.1)
+        return to_host(tree)
+
+    monkeypatch.setattr(training.processes, "to_host", waits)
+    row = training._measured(Iteration(metrics), started)
+    assert 0.1 <= row["seconds"] <= time.perf_counter() - started
+    assert row["tokens_per_second"] == 2 / row["seconds"]
