@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from jaxmask import Rollout
 from train.run_config import EvaluationConfig
 from train.state import TrainState
@@ -30,6 +32,7 @@ class Progress:
 
     def after_evaluation(self, score: float) -> Progress:
         """With one more evaluation, whose greedy share of right answers is `score`."""
+        score = _rounded(score)
         if score > self.best:
             return dataclasses.replace(self, best=score, num_without_gain=0)
         return dataclasses.replace(self, num_without_gain=self.num_without_gain + 1)
@@ -37,11 +40,16 @@ class Progress:
     def stops(self, evaluation: EvaluationConfig) -> str | None:
         """Why the run should end now; None where it should not."""
         target, patience = evaluation.early_stop_target, evaluation.early_stop_patience
-        if target is not None and self.best >= target:
+        if target is not None and self.best >= _rounded(target):
             return f"the greedy share of right answers, {self.best:.3f}, has reached early_stop_target {target}"
         if patience and self.num_without_gain >= patience:
             return f"{self.num_without_gain} evaluations without one better than {self.best:.3f}"
         return None
+
+
+def _rounded(score: float) -> float:
+    """As checkpoints hold it, so that a resumed run compares what the unbroken one does."""
+    return float(np.float32(score))
 
 
 NEW = Progress()

@@ -5,6 +5,7 @@ from tiny import CONFIG, OPTIMIZER, TASK, make_model
 
 from train import checkpoint
 from train.progress import Progress, RunState
+from train.run_config import EvaluationConfig
 from train.state import init_state
 from train.step import train_iteration
 from train.tasks.base import Cursor
@@ -75,3 +76,14 @@ def test_a_folder_without_its_list_is_set_aside(state, tmp_path):
     assert checkpoint.latest_step(tmp_path) == 4
     assert (tmp_path / "4.unfinished-1").is_dir()
     checkpoint.restore(tmp_path, 4, RunState(state))
+
+
+def test_a_best_score_outlives_a_checkpoint_bit_for_bit(state, tmp_path):
+    """0.7 is no float32: read back as the nearest one, it would make the next 0.7 a gain."""
+    progress = Progress().after_evaluation(0.7)
+    checkpoint.save(tmp_path, 1, RunState(state, progress))
+    restored = checkpoint.restore(tmp_path, 1, RunState(state)).progress
+    assert restored == progress
+    assert restored.after_evaluation(0.7) == progress.after_evaluation(0.7)
+    assert restored.after_evaluation(0.7).num_without_gain == 1
+    assert restored.stops(EvaluationConfig(1, early_stop_target=0.7)) is not None

@@ -94,10 +94,10 @@ def test_a_task_of_the_device_is_asked_what_no_iteration_asks(monkeypatch):
 def test_evaluations_are_counted_since_the_best():
     progress = Progress()
     counts = []
-    for score in (0.0, 0.5, 0.5, 0.4, 0.6):
+    for score in (0.0, 0.5, 0.5, 0.4, 0.625):
         progress = progress.after_evaluation(score)
         counts.append((progress.best, progress.num_without_gain))
-    assert counts == [(0.0, 0), (0.5, 0), (0.5, 1), (0.5, 2), (0.6, 0)]
+    assert counts == [(0.0, 0), (0.5, 0), (0.5, 1), (0.5, 2), (0.625, 0)]
     assert progress.stops(EvaluationConfig(1)) is None
     assert "early_stop_target 0.6" in progress.stops(EvaluationConfig(1, early_stop_target=0.6))
     assert progress.after_evaluation(0.1).stops(EvaluationConfig(1, early_stop_patience=1)) is not None
