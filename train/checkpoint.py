@@ -62,6 +62,13 @@ def finished_steps(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
+def incomplete(folder: Path) -> list[Path]:
+    """Folders of steps without a finished checkpoint: begun and never ended, or copied without their lists."""
+    steps = finished_steps(folder)
+    folders = [path for path in sorted(folder.glob("*")) if path.is_dir()]
+    return [path for path in folders if path.name.isascii() and path.name.isdigit() and int(path.name) not in steps]
+
+
 def latest_step(folder: Path) -> int:
     """The last step with a finished checkpoint; unfinished ones are passed over.
 
@@ -78,7 +85,7 @@ def restore_latest(folder: Path, like: RunState, say: Callable[[str], None]) -> 
     """The last step whose checkpoint is whole, and what it holds.
 
     Later ones that are damaged are set aside under another name, so that the run can write these steps again; `say` is
-    told of each, and of unfinished ones.
+    told of each.
 
     Args:
       folder: where checkpoints lie.
@@ -88,9 +95,8 @@ def restore_latest(folder: Path, like: RunState, say: Callable[[str], None]) -> 
     Raises:
       ValueError: there is none, or none can be read; the newest one's reason is named.
     """
-    steps, incomplete = processes.by_the_first(lambda: _found(folder))
-    for path in incomplete:
-        say(f"checkpoint {path} is incomplete, and is passed over")
+    processes.by_the_first(lambda: latest_step(folder))
+    steps = processes.by_the_first(lambda: finished_steps(folder))
     errors: list[tuple[int, ValueError]] = []
     for step in reversed(steps):
         try:
@@ -165,14 +171,6 @@ def _with_leaves(like: RunState, leaves: dict[str, Any]) -> RunState:
 
     train: TrainState = jax.tree_util.tree_map_with_path(restored, like.train)
     return RunState(train, _to_progress(leaves), jax.tree_util.tree_map_with_path(restored_ahead, like.ahead))
-
-
-def _found(folder: Path) -> tuple[list[int], list[Path]]:
-    """Steps with a finished checkpoint, and folders of steps without one."""
-    latest_step(folder)
-    steps = finished_steps(folder)
-    folders = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name.isdigit()]
-    return steps, [path for path in folders if int(path.name) not in steps]
 
 
 def _set_aside(folder: Path, step: int) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ from rich.console import Console
 
 import models
 from models import lora
+from models.files import read_json_if_present, write_whole
 from train import processes, report, report_html, samples
 from train.build import Built
 from train.progress import RunState
 from train.run_config import RunConfig
+
+# Written last: says that nothing is missing.
+ENDED = "ended.json"
 
 
 def finish(built: Built, config: RunConfig, folder: Path, console: Console, run: RunState) -> None:
@@ -40,6 +45,16 @@ def finish(built: Built, config: RunConfig, folder: Path, console: Console, run:
 
     processes.by_the_first(show)
     _policies(built, config, folder, console, run)
+    processes.by_the_first(lambda: write_whole(folder / ENDED, json.dumps({"step": step}) + "\n"))
+
+
+def has_ended(folder: Path, step: int) -> bool:
+    """Whether a run has left all that it leaves at its end after `step` iterations.
+
+    Raises:
+      ValueError: the file that says so is damaged.
+    """
+    return read_json_if_present(folder / ENDED).get("step") == step
 
 
 def draw(folder: Path, console: Console) -> None:

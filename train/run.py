@@ -3,7 +3,8 @@
 config.json     what it is                        metrics.jsonl   a line an iteration
 samples.jsonl   completions with their supports   checkpoints/    see `train.checkpoint`
 curves.png  report.html                           pictures, at the end
-policy/  policy-average/  adapters/               what was trained, at the end (see `train.finishing`)
+policy-N/  average-N/  adapters-N/   what was trained, at the end (see `train.finishing`)
+ended.json      that nothing of it is missing
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from models.files import write_whole
-from train import checkpoint, processes
+from train import checkpoint, finishing, processes
 from train.build import Built, build, with_ahead
 from train.loop import HostLoop
 from train.progress import RunState
@@ -68,16 +69,20 @@ def resume(folder: Path, iterations: int | None, console: Console, mesh: str | N
         mesh=config.mesh if mesh is None else mesh,
     )
     step = processes.by_the_first(lambda: max(checkpoint.finished_steps(folder / "checkpoints"), default=0))
-    if step >= config.iterations:
+    # One that was ended between its last checkpoint and its policies still has these to leave.
+    has_ended = processes.by_the_first(lambda: finishing.has_ended(folder, step))
+    if step > config.iterations or (step == config.iterations and has_ended):
         raise ValueError(f"{folder} has done {step} of {config.iterations} iterations; give a larger --iterations.")
     built = build(config)
     with closing(built):
         run = built.run
+        for path in processes.by_the_first(lambda: checkpoint.incomplete(folder / "checkpoints")):
+            console.print(f"checkpoint {path} is incomplete, and is passed over", soft_wrap=True, highlight=False)
         if step:
             step, run = _restored(folder, built, config, console)
         if processes.is_first() and (iterations is not None or mesh is not None):
             write_whole(folder / "config.json", config.to_json())
-        where = f"after iteration {step}" if step else "from its beginning, since it has no checkpoint yet"
+        where = f"after iteration {step}" if step else "from its beginning, since it has no finished checkpoint"
         console.print(f"resuming {folder} {where}", soft_wrap=True)
         with _says_how_to_go_on(folder):
             train(built, config, folder, console, run, first_step=step)

@@ -210,6 +210,43 @@ def test_a_finished_run_has_nothing_to_resume(whole):
         run.resume(whole[0], None, console())
 
 
+@pytest.mark.slow
+def test_a_run_that_was_ended_behind_its_last_checkpoint_leaves_what_is_missing(whole, tmp_path, monkeypatch):
+    """Killed while it evaluated, drew or exported; or told to end in its last iteration."""
+    folder = shutil.copytree(whole[0], tmp_path / "run")
+    for name in ("ended.json", "report.html", "curves.png"):
+        (folder / name).unlink()
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:-1]))
+    monkeypatch.setattr(training, "_iterated", None)
+    run.resume(folder, None, console())
+    same_runs(whole[0], folder)
+    assert {path.name for path in whole[0].iterdir()} == {path.name for path in folder.iterdir()}
+    with pytest.raises(ValueError, match="has done 4 of 4 iterations"):
+        run.resume(folder, None, console())
+    with pytest.raises(ValueError, match="has done 4 of 3 iterations"):
+        run.resume(folder, 3, console())
+
+
+@pytest.mark.slow
+def test_checkpoints_without_their_lists_are_said_to_be_incomplete(whole, tmp_path, monkeypatch):
+    """FAULTS P71: copied without what makes them checkpoints."""
+    folder, screen = shutil.copytree(whole[0], tmp_path / "run"), console()
+    for step in (2, 4):
+        (folder / "checkpoints" / f"{step}.files.json").unlink()
+
+    def stops(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "_iterated", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run.resume(folder, None, screen)
+    for step in (2, 4):
+        assert f"{folder / 'checkpoints' / str(step)} is incomplete, and is passed over" in screen.file.getvalue()
+        assert (folder / "checkpoints" / str(step)).is_dir()
+    assert "from its beginning, since it has no finished checkpoint" in screen.file.getvalue()
+
+
 def test_damaged_run_files_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"holds no run: .*config.json is missing"):
         run.resume(tmp_path, None, console())
