@@ -10,6 +10,7 @@ The list is checked before anything is read: Orbax reads in threads that outlive
 """
 
 import json
+import shutil
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,11 +39,16 @@ def write_arrays(
 
     Raises:
       ValueError: it is there already, finished.
+      Exception: what Orbax and its storage raise; what was begun is removed again.
     """
     path = path.resolve()
     by_the_first(lambda: _make_room(path))
-    in_all(lambda: _write(path, arrays))
-    by_the_first(lambda: _complete(path, beside or {}))
+    try:
+        in_all(lambda: _write(path, arrays))
+        by_the_first(lambda: _complete(path, beside or {}))
+    except Exception:
+        by_the_first(lambda: _remove_begun(path))
+        raise
     return path
 
 
@@ -95,6 +101,12 @@ def _make_room(path: Path) -> None:
     for begun in (path, path.with_name(path.name + ORBAX_SUFFIX)):
         if begun.exists():
             begun.rename(free_name(path, "unfinished"))
+
+
+def _remove_begun(path: Path) -> None:
+    """What a failed write leaves: all of it was made by us just now, and on a full disk the next one needs its room."""
+    for begun in (path, path.with_name(path.name + ORBAX_SUFFIX)):
+        shutil.rmtree(begun, ignore_errors=True)
 
 
 def _complete(path: Path, beside: Mapping[str, str]) -> None:

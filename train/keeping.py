@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from models.arrays import LIST_SUFFIX
-from models.files import read_json_if_present, write_whole
+from models.files import read_json, read_json_if_present, write_whole
 from train import processes
 from train.checkpoint import RUN_SUFFIX, finished_steps, named_leaves, write
 from train.progress import RunState
@@ -132,7 +132,12 @@ def _finish_deleting(listed: Path) -> None:
     A kill in between is made good by the next start; files that are not in the list stay.
     """
     folder = listed.with_name(listed.name.removesuffix(DELETING_SUFFIX))
-    for name in json.loads(listed.read_text(encoding="utf-8")):
+    try:
+        names = read_json(listed)
+    except ValueError:
+        # Damaged: nobody can tell what was written, so all of it stays.
+        return
+    for name in names:
         # "../200.run.json" lies beside the folder, which may be gone.
         beside = name.startswith("../")
         path = folder.with_name(name.removeprefix("../")) if beside else folder / name

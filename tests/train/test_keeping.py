@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tiny import OPTIMIZER, make_model
 
+from models import arrays
 from train import checkpoint, keeping
 from train.keeping import Keeper
 from train.progress import RunState
@@ -109,6 +110,34 @@ def test_a_full_disk_is_told_of_and_the_run_goes_on(run, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="the last checkpoint could not be written: no space left on device"):
         kept(tmp_path, run, [3], SavingConfig(), said)
     assert checkpoint.finished_steps(tmp_path) == [2]
+
+
+def test_what_a_failed_write_began_takes_no_room(run, tmp_path, monkeypatch):
+    """What others began stays, as ever."""
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "data").write_text("half a copy")
+
+    def is_full(*_):
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(arrays, "write_whole", is_full)
+        with pytest.raises(OSError, match="could not be written: no space left"):
+            kept(tmp_path, run, [1], SavingConfig())
+    assert names(tmp_path) == ["1.unfinished-1", "run.json"]
+    assert (tmp_path / "1.unfinished-1" / "data").read_text() == "half a copy"
+    kept(tmp_path, run, [1], SavingConfig())
+    assert checkpoint.finished_steps(tmp_path) == [1]
+
+
+def test_a_damaged_list_deletes_nothing_and_stops_nobody(run, tmp_path):
+    kept(tmp_path, run, [1], SavingConfig(keep_last=1))
+    (tmp_path / "1.files.json").write_text("")
+    files = set((tmp_path / "1").rglob("*"))
+    kept(tmp_path, run, [2], SavingConfig(keep_last=1))
+    kept(tmp_path, run, [3], SavingConfig(keep_last=1))
+    assert checkpoint.finished_steps(tmp_path) == [3]
+    assert set((tmp_path / "1").rglob("*")) == files
 
 
 def test_a_checkpoint_names_its_run(run, tmp_path):
