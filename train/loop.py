@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, runtime_checkable
 
@@ -147,7 +148,7 @@ class HostLoop:
         with clock("rollout"):
             rollout, entries, run = self._first(run, step)
             completions = completions_of(rollout)
-        with clock("reward"), ThreadPoolExecutor(1) as thread:
+        with clock("reward"), _scoring(self.task) as thread:
             # What processes do together is left to this thread.
             score = functools.partial(self._scored_here, entries, completions)
             waiting = thread.submit(score) if processes.is_first() else None
@@ -158,9 +159,8 @@ class HostLoop:
             scored = processes.by_the_first(lambda: waiting.result() if waiting is not None else score())
         rewards, details = processes.to_devices(scored.rewards, run.train.model.rules), dict(scored.details)
         if self.config.dynamic_sampling:
-            with clock("rollout"):
-                rollout, rewards, run, more = self._refilled(rollout, rewards, run, step)
-            details |= more
+            rollout, rewards, run, more = self._refilled(rollout, rewards, run, step, clock)
+            details = _with_counts(details, more)
         if look is not None:
             look(run.train.model, rollout, rewards)
         with clock("update"):
@@ -197,18 +197,33 @@ class HostLoop:
         return self.task.score(entries, completions, self.config.group_size)
 
     def _refilled(
-        self, rollout: Rollout, rewards: Rewards, run: RunState, step: int
+        self, rollout: Rollout, rewards: Rewards, run: RunState, step: int, clock: Clock
     ) -> tuple[Rollout, Rewards, RunState, dict[str, float]]:
         missing = first_missing = int(num_flat(rollout, rewards))
-        refill = 0
+        refill, counts = 0, dict[str, float]()
         while missing and refill < self.config.max_refills:
             refill += 1
-            more, entries, cursor = self._drawn(run.train, run.progress.cursor, step, refill)
-            scored = self._scored(entries, completions_of(more))
+            with clock("rollout"):
+                more, entries, cursor = self._drawn(run.train, run.progress.cursor, step, refill)
+                completions = completions_of(more)
+            with clock("reward"):
+                scored = self._scored(entries, completions)
+            counts = _with_counts(counts, scored.details)
             more_rewards = processes.to_devices(scored.rewards, run.train.model.rules)
             rollout, rewards, left = refilled(rollout, rewards, more, more_rewards)
             missing, run = int(left), _moved(run, cursor)
-        return rollout, rewards, run, _refill_details(first_missing, missing, refill, self.config)
+        return rollout, rewards, run, counts | _refill_details(first_missing, missing, refill, self.config)
+
+
+@contextlib.contextmanager
+def _scoring(task: HostTask) -> Iterator[ThreadPoolExecutor]:
+    """A thread for rewards; where the run ends meanwhile, nobody waits for functions that hang."""
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            yield thread
+        except BaseException:
+            task.close()
+            raise
 
 
 def _moved(run: RunState, cursor: Cursor) -> RunState:
@@ -238,6 +253,12 @@ def completions_of(rollout: Rollout) -> list[list[int]]:
     """Token ids of each row, once they are there."""
     token_ids, lengths = processes.to_host((rollout.token_ids, rollout.lengths))
     return [row[:length].tolist() for row, length in zip(token_ids, lengths, strict=True)]
+
+
+def _with_counts(details: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
+    """Both; counts, such as rewards that failed, add up, and means stay those of the first."""
+    counts = {name: details.get(name, 0.0) + value for name, value in more.items() if name.startswith("rewards/num_")}
+    return {**more, **details, **counts}
 
 
 def _refill_details(first: int, left: int, refills: int, config: GRPOConfig) -> dict[str, float]:

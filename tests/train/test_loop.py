@@ -1,6 +1,7 @@
 """Iterations whose rewards come from the host: the order of things, refills, what is drawn ahead."""
 
 import dataclasses
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from tiny import CONFIG, rollout_of
 
 from train import checkpoint
 from train.refill import num_flat, refilled
-from train.tasks import Rewards
+from train.tasks import Rewards, Scored
 from train.tasks.base import Cursor
 
 FILLED = dataclasses.replace(CONFIG, dynamic_sampling=True, max_refills=2)
@@ -63,6 +64,29 @@ def test_the_next_rollout_is_asked_for_before_the_rewards_are_there():
 
     iterated(make_config(1, overlap=True), 1, Slow())
     assert seen == [2]
+
+
+def test_nobody_waits_for_rewards_of_a_run_that_ends():
+    class Hanging(HostDigits):
+        is_over = threading.Event()
+
+        def draw(self, cursor, num):
+            if self.asked:
+                raise KeyboardInterrupt
+            return super().draw(cursor, num)
+
+        def score(self, entries, completions, group_size):
+            assert self.is_over.wait(60)
+            raise RuntimeError("closed")
+
+        def close(self):
+            super().close()
+            self.is_over.set()
+
+    task = Hanging()
+    with pytest.raises(KeyboardInterrupt):
+        iterated(make_config(1, overlap=True), 1, task)
+    assert not task.is_open
 
 
 def test_a_run_that_overlaps_goes_on_from_its_checkpoint_bit_for_bit(tmp_path):
@@ -125,7 +149,8 @@ def test_dynamic_sampling_draws_further_prompts_until_the_batch_is_full():
         def score(self, entries, completions, group_size):
             scored = super().score(entries, completions, group_size)
             values = np.full(16, 0.1, np.float32) if self.num_scored < 3 else np.tile([0, 1], 8).astype(np.float32)
-            return dataclasses.replace(scored, rewards=Rewards(values, scored.rewards.is_exact))
+            details = {"rewards/answer": float(self.num_scored), "rewards/num_failed": 2.0}
+            return Scored(Rewards(values, scored.rewards.is_exact), details)
 
     runs, records, task = iterated(make_config(1, FILLED), 1, Picky())
     assert len(task.asked) == 3
@@ -137,6 +162,8 @@ def test_dynamic_sampling_draws_further_prompts_until_the_batch_is_full():
         "dynamic_sampling/num_refills": 2.0,
         "dynamic_sampling/filled_share": 1.0,
     }
+    assert records[0].details["rewards/num_failed"] == 6.0, "those of all three batches"
+    assert records[0].details["rewards/answer"] == 1.0, "of the first one"
     assert float(records[0].metrics.reward) == 0.5
     assert float(records[0].metrics.grad_norm) > 0
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -183,6 +184,17 @@ def test_a_closed_runner_has_no_processes(functions):
     runner.close()
     runner.close()
     assert all(is_gone(pid) for pid in pids)
+
+
+def test_scores_that_are_waited_for_while_the_runner_is_closed_end_at_once(functions):
+    """And no new workers are started for what was not scored."""
+    runner = make_runner(functions, "mine.py:f", timeout=1000.0)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(score, runner, ["hang"] * 8)
+        time.sleep(1)
+        runner.close()
+        with pytest.raises(RuntimeError, match="were ended"):
+            waiting.result(timeout=60)
 
 
 def is_gone(pid):

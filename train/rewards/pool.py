@@ -77,6 +77,7 @@ class FunctionPool:
         self._lock = threading.Lock()
         self._pool: pebble.ProcessPool | None = None
         self._end: weakref.finalize | None = None
+        self._is_closed = False
 
     def check(self, columns: Sequence[str]) -> None:
         """Makes sure that every function can be loaded, and called with these columns.
@@ -97,7 +98,11 @@ class FunctionPool:
             _stop(pool)
 
     def run(self, calls: Sequence[Call]) -> list[list[float] | Failure]:
-        """The scores of every call, or why there are none; in order, whatever the number of workers."""
+        """The scores of every call, or why there are none; in order, whatever the number of workers.
+
+        Raises:
+          RuntimeError: the pool was closed.
+        """
         futures = [
             self._schedule(worker.call, (call.name, call.prompts, call.completions, dict(call.columns)), self._timeout)
             for call in calls
@@ -105,8 +110,9 @@ class FunctionPool:
         return [_outcome(future, self._timeout) for future in futures]
 
     def close(self) -> None:
-        """Ends the workers, whatever they do."""
+        """Ends the workers, whatever they do, and for good."""
         with self._lock:
+            self._is_closed = True
             if self._end is not None:
                 self._end()
             self._pool = None
@@ -119,6 +125,8 @@ class FunctionPool:
 
     def _active(self) -> pebble.ProcessPool:
         with self._lock:
+            if self._is_closed:
+                raise RuntimeError("the reward functions were ended.")
             if self._pool is None or not self._pool.active:
                 if self._end is not None:
                     self._end()
