@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import tyro
 import yaml
@@ -77,7 +78,7 @@ def _chosen(preset: str | None, path: str | None) -> RunConfig:
     if path is None:
         return find_preset(preset or DEFAULT_PRESET)
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), _OnceLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is no YAML file: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
@@ -90,6 +91,17 @@ def _chosen(preset: str | None, path: str | None) -> RunConfig:
         return with_values(base, values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+class _OnceLoader(yaml.SafeLoader):
+    """Refuses keys that come twice: YAML would forget the first one, a whole section perhaps."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.YAMLError(f"key {name!r} comes twice")
+        return super().construct_mapping(node, deep)
 
 
 def _overridden(preset: RunConfig, overrides: list[str]) -> RunConfig:

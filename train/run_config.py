@@ -174,7 +174,10 @@ class RunConfig:
         Raises:
           ValueError: not JSON, a field is missing or unknown, or a value is out of range.
         """
-        values = json.loads(text)
+        try:
+            values = json.loads(text)
+        except RecursionError:
+            raise ValueError("it is nested too deeply for JSON.") from None
         if not isinstance(values, dict):
             raise ValueError(f"a run must be a JSON object, got {type(values).__name__}.")
         sections: dict[str, Any] = {
@@ -232,6 +235,8 @@ def _number(value: Any) -> Any:
         return float(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else value
     except ValueError:
         return value
+    except OverflowError:
+        return math.inf
 
 
 def _section(name: str, kind: type[T], values: Any) -> T:

@@ -121,6 +121,9 @@ def test_a_file_changes_the_preset_and_options_change_the_file(monkeypatch, tmp_
         ("- 1", ["must hold a mapping"]),
         ("a: [", ["is no YAML file"]),
         ("preset: sort-tiny", ["preset 'sort-tiny'", "'smollm2-arithmetic'"]),
+        ("grpo: {top_p: 0.5}\ngrpo: {top_k: 3}", ["is no YAML file", "key 'grpo' comes twice"]),
+        (f"grpo: {{learning_rate: 1{'0' * 400}}}", ["learning_rate must be in (0, 1), got inf"]),
+        ("data: {task: reasoning-gym:composite, task_options: ['datasets=[1]']}", ["task_options", "refused"]),
         ("evaluation: {eval_every: 1.5}", ["eval_every must be of type int, got 1.5"]),
     ],
 )

@@ -140,7 +140,7 @@ def create_gym(name: str, options: Sequence[tuple[str, Any]], *, seed: int, size
         if "datasets" in fields:
             fields["datasets"] = _specs(fields["datasets"])
         return gym.create_dataset(name, **fields)
-    except (AssertionError, TypeError, ValueError) as error:
+    except (AssertionError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"task_options of reasoning-gym:{name} {dict(options)} are refused: {error}.") from error
 
 
