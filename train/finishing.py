@@ -114,16 +114,21 @@ def _policies(built: Built, config: RunConfig, folder: Path, console: Console, r
     step, model, average = int(run.train.step), run.train.model, run.train.averaged_model
     if config.lora is not None:
         base = None if config.model == "tiny" else config.model
-        _once(folder / f"adapters-{step}", console, model, lambda whole, path: lora.save(whole, path, base))
-    elif config.saving.export_policy and built.tokenizer is not None:
-        _once(folder / f"policy-{step}", console, model, lambda whole, path: models.save(whole, path, built.tokenizer))
+
+        def save_adapters(whole: models.Decoder, path: Path) -> None:
+            lora.save(whole, path, base)
+
+        _once(folder / f"adapters-{step}", console, model, save_adapters)
         if run.train.average is not None:
-            _once(
-                folder / f"average-{step}",
-                console,
-                average,
-                lambda whole, path: models.save(whole, path, built.tokenizer),
-            )
+            _once(folder / f"average-{step}", console, average, save_adapters)
+    elif config.saving.export_policy and built.tokenizer is not None:
+
+        def save_policy(whole: models.Decoder, path: Path) -> None:
+            models.save(whole, path, built.tokenizer)
+
+        _once(folder / f"policy-{step}", console, model, save_policy)
+        if run.train.average is not None:
+            _once(folder / f"average-{step}", console, average, save_policy)
 
 
 def _once(path: Path, console: Console, model: models.Decoder, save: Callable[[models.Decoder, Path], None]) -> None:

@@ -247,6 +247,14 @@ def test_checkpoints_without_their_lists_are_said_to_be_incomplete(whole, tmp_pa
     assert "from its beginning, since it has no finished checkpoint" in screen.file.getvalue()
 
 
+def test_a_file_that_is_nested_without_end_is_named(tmp_path):
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"config.json is damaged: it is nested too deeply"):
+        run.resume(tmp_path, None, console())
+    (tmp_path / "metrics.jsonl").write_text("[" * 100_000 + '\n{"step": 0}\n')
+    assert report.read_metrics(tmp_path / "metrics.jsonl") == [{"step": 0}]
+
+
 def test_damaged_run_files_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"holds no run: .*config.json is missing"):
         run.resume(tmp_path, None, console())
@@ -294,7 +302,7 @@ def test_a_run_of_adapters_is_resumed_bit_for_bit_and_leaves_them(tmp_path):
         iterations=2,
         lora_rank=2,
         lora_targets=("query", "up"),
-        grpo=dataclasses.replace(GRPO, reference_every=0, ema_decay=0.0),
+        grpo=dataclasses.replace(GRPO, reference_every=0, ema_decay=0.5),
         evaluation=EvaluationConfig(),
         saving=SavingConfig(checkpoint_every=1),
         watch=WatchConfig(),
@@ -309,6 +317,9 @@ def test_a_run_of_adapters_is_resumed_bit_for_bit_and_leaves_them(tmp_path):
     (folder / "checkpoints" / "2.files.json").unlink()
     run.resume(folder, None, console())
     assert (folder / "adapters-2" / "adapter_model.safetensors").read_bytes() == whole
+    average = (folder / "average-2" / "adapter_model.safetensors").read_bytes()
+    assert len(average) == len(whole)
+    assert average != whole
     first = build.build(config).run.train
     assert lora.load(lora.detach(first.model), folder / "adapters-2").config == first.model.config
 
