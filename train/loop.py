@@ -20,7 +20,7 @@ from train.clock import Clock
 from train.config import GRPOConfig
 from train.metrics import Metrics
 from train.progress import RunState
-from train.refill import num_flat, refilled
+from train.refill import num_flat, refill_details, refilled, with_counts
 from train.state import TrainState
 from train.step import collect_for_host, rollout_key, train_iteration, update_from_host
 from train.tasks import DeviceTask, HostTask, Prompts, Rewards, Scored
@@ -109,7 +109,7 @@ class DeviceLoop:
         with clock("update"):
             state, metrics = _updated(self, run.train, rollout, rewards)
             jax.block_until_ready(metrics)
-        details = _refill_details(first_missing, missing, refill, self.config)
+        details = refill_details(first_missing, missing, refill, self.config)
         return dataclasses.replace(run, train=state), Iteration(metrics, details, clock.seconds)
 
     def sample(self, run: RunState, step: int) -> tuple[Rollout, Rewards]:
@@ -159,8 +159,7 @@ class HostLoop:
             scored = processes.by_the_first(lambda: waiting.result() if waiting is not None else score())
         rewards, details = processes.to_devices(scored.rewards, run.train.model.rules), dict(scored.details)
         if self.config.dynamic_sampling:
-            rollout, rewards, run, more = self._refilled(rollout, rewards, run, step, clock)
-            details = _with_counts(details, more)
+            rollout, rewards, run, details = self._refilled(rollout, rewards, run, step, details, clock)
         if look is not None:
             look(run.train.model, rollout, rewards)
         with clock("update"):
@@ -181,7 +180,7 @@ class HostLoop:
             _, entries, _ = self.task.draw(run.progress.ahead_cursor, self.config.num_prompts)
             return run.ahead, entries, dataclasses.replace(run, ahead=None)
         rollout, entries, cursor = self._drawn(run.train, run.progress.cursor, step)
-        return rollout, entries, _moved(run, cursor)
+        return rollout, entries, run.moved(cursor)
 
     def _drawn(
         self, state: TrainState, cursor: Cursor, step: int, refill: int = 0
@@ -197,10 +196,10 @@ class HostLoop:
         return self.task.score(entries, completions, self.config.group_size)
 
     def _refilled(
-        self, rollout: Rollout, rewards: Rewards, run: RunState, step: int, clock: Clock
+        self, rollout: Rollout, rewards: Rewards, run: RunState, step: int, details: dict[str, float], clock: Clock
     ) -> tuple[Rollout, Rewards, RunState, dict[str, float]]:
         missing = first_missing = int(num_flat(rollout, rewards))
-        refill, counts = 0, dict[str, float]()
+        refill = 0
         while missing and refill < self.config.max_refills:
             refill += 1
             with clock("rollout"):
@@ -208,11 +207,11 @@ class HostLoop:
                 completions = completions_of(more)
             with clock("reward"):
                 scored = self._scored(entries, completions)
-            counts = _with_counts(counts, scored.details)
+            details = with_counts(details, scored.details)
             more_rewards = processes.to_devices(scored.rewards, run.train.model.rules)
             rollout, rewards, left = refilled(rollout, rewards, more, more_rewards)
-            missing, run = int(left), _moved(run, cursor)
-        return rollout, rewards, run, counts | _refill_details(first_missing, missing, refill, self.config)
+            missing, run = int(left), run.moved(cursor)
+        return rollout, rewards, run, details | refill_details(first_missing, missing, refill, self.config)
 
 
 @contextlib.contextmanager
@@ -224,10 +223,6 @@ def _scoring(task: HostTask) -> Iterator[ThreadPoolExecutor]:
         except BaseException:
             task.close()
             raise
-
-
-def _moved(run: RunState, cursor: Cursor) -> RunState:
-    return dataclasses.replace(run, progress=dataclasses.replace(run.progress, cursor=cursor))
 
 
 def _collected(loop: DeviceLoop | HostLoop, state: TrainState, prompts: Prompts, step: int, refill: int) -> Rollout:
@@ -253,18 +248,3 @@ def completions_of(rollout: Rollout) -> list[list[int]]:
     """Token ids of each row, once they are there."""
     token_ids, lengths = processes.to_host((rollout.token_ids, rollout.lengths))
     return [row[:length].tolist() for row, length in zip(token_ids, lengths, strict=True)]
-
-
-def _with_counts(details: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
-    """Both; counts, such as rewards that failed, add up, and means stay those of the first."""
-    counts = {name: details.get(name, 0.0) + value for name, value in more.items() if name.startswith("rewards/num_")}
-    return {**more, **details, **counts}
-
-
-def _refill_details(first: int, left: int, refills: int, config: GRPOConfig) -> dict[str, float]:
-    """How much of the first rollout taught something, what it took to fill the batch, and how full that is."""
-    return {
-        "dynamic_sampling/useful_share": 1 - first / config.num_prompts,
-        "dynamic_sampling/num_refills": float(refills),
-        "dynamic_sampling/filled_share": 1 - left / config.num_prompts,
-    }

@@ -69,3 +69,7 @@ class RunState:
     train: TrainState
     progress: Progress = NEW
     ahead: Rollout | None = None
+
+    def moved(self, cursor: Cursor) -> RunState:
+        """With the next prompts from `cursor` on."""
+        return dataclasses.replace(self, progress=dataclasses.replace(self.progress, cursor=cursor))

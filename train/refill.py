@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from jaxtyping import Array, Int
 
 from jaxmask import Rollout
 from train.advantages import has_equal_rewards
+from train.config import GRPOConfig
 from train.tasks.base import Rewards
 
 
@@ -50,3 +52,18 @@ def refilled(
 def num_flat(rollout: Rollout, rewards: Rewards) -> Int[Array, ""]:
     """Groups of equal rewards."""
     return has_equal_rewards(jnp.asarray(rewards.values), rollout.group_size).sum()
+
+
+def with_counts(details: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
+    """Both; counts, such as rewards that failed, add up, and means stay those of the first."""
+    counts = {name: details.get(name, 0.0) + value for name, value in more.items() if name.startswith("rewards/num_")}
+    return {**more, **details, **counts}
+
+
+def refill_details(first: int, left: int, refills: int, config: GRPOConfig) -> dict[str, float]:
+    """How much of the first rollout taught something, what it took to fill the batch, and how full that is."""
+    return {
+        "dynamic_sampling/useful_share": 1 - first / config.num_prompts,
+        "dynamic_sampling/num_refills": float(refills),
+        "dynamic_sampling/filled_share": 1 - left / config.num_prompts,
+    }
