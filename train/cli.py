@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs `python -m train ARGV`; returns its exit code: 0 done, 2 cannot be done as asked, 130 interrupted."""
     try:
         _run(list(argv))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from models.files import write_whole
-from train import checkpoint, finishing, processes
+from train import checkpoint, finishing, processes, trackers
 from train.build import Built, build, with_ahead
 from train.loop import HostLoop
 from train.progress import RunState
@@ -36,9 +36,10 @@ def start(config: RunConfig, folder: Path | None, console: Console) -> Path:
       console: where progress goes.
 
     Raises:
-      ValueError: the folder holds something, or the model or task cannot be made.
+      ValueError: the folder holds something, the model or task cannot be made, or a tracker is not installed.
     """
     processes.by_the_first(lambda: _check_free(folder))
+    processes.by_the_first(lambda: trackers.check(config.watch.trackers))
     built = build(config)
     with closing(built):
         # Only now, so that a run that cannot be made leaves nothing behind.

@@ -51,8 +51,7 @@ class Trackers:
         Raises:
           ValueError: a name that is not known, a package that is missing, or a tracker that does not start.
         """
-        for name in names:
-            _check(name)
+        check(names)
         self._lines = JSONLines(folder)
         self._others: dict[str, Tracker] = {}
         for name in names:
@@ -204,12 +203,18 @@ def bucket_limits(num: int) -> list[int]:
     return [2**bucket for bucket in range(num)]
 
 
-def _check(name: str) -> None:
-    if name not in TRACKERS:
-        raise ValueError(f"trackers must be some of {', '.join(TRACKERS)}, got {name!r}.")
-    package, extra = _PACKAGES[name]
-    if importlib.util.find_spec(package) is None:
-        raise ValueError(f"tracker {name} needs the package {package}: pip install 'jaxmask[{extra}]'.")
+def check(names: Sequence[str]) -> None:
+    """Makes sure that trackers are known and installed.
+
+    Raises:
+      ValueError: one is not; it is named.
+    """
+    for name in names:
+        if name not in TRACKERS:
+            raise ValueError(f"trackers must be some of {', '.join(TRACKERS)}, got {name!r}.")
+        package, extra = _PACKAGES[name]
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f"tracker {name} needs the package {package}: pip install 'jaxmask[{extra}]'.")
 
 
 def _saved_id(path: Path) -> str:

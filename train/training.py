@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,6 +56,7 @@ def train(built: Built, config: RunConfig, folder: Path, console: Console, run: 
 
     Raises:
       OSError: the last checkpoint could not be written.
+      FloatingPointError: a loss or a gradient is not finite.
     """
     training = Training(built, config, folder, console)
     title = f"{config.preset} \u2192 {folder}"
@@ -78,6 +80,7 @@ def train(built: Built, config: RunConfig, folder: Path, console: Console, run: 
                     break
                 run, row = _iterated(training, run, step, row)
                 log(step, row)
+                _check_finite(step, row)
                 view.update(step, row)
                 if processes.any_of(stopping.is_requested):
                     reason = "SIGTERM"
@@ -153,6 +156,13 @@ def _measured(iteration: Iteration, started: float) -> dict[str, Any]:
     times = {f"time/{name}": value for name, value in iteration.seconds.items()}
     speed = {"seconds": seconds, "tokens_per_second": row["completions/num_tokens"] / seconds}
     return {**row, **iteration.details, **times, **speed}
+
+
+def _check_finite(step: int, row: dict[str, Any]) -> None:
+    """Ends a run whose weights are lost before its checkpoints take the places of the good ones."""
+    for name in ("loss", "grad_norm"):
+        if not math.isfinite(row[name]):
+            raise FloatingPointError(f"{name} of iteration {step} is {row[name]}; nothing of it is saved.")
 
 
 def _learning_rate(config: RunConfig, step: int) -> float:

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from models import lora
-from train import build, checkpoint, cli, report, run, training
+from train import build, checkpoint, cli, report, run, trackers, training
 from train.config import GRPOConfig
 from train.run_config import EvaluationConfig, RunConfig, SavingConfig, WatchConfig
 
@@ -205,6 +205,17 @@ def test_a_run_never_writes_over_another(whole):
 
 
 @pytest.mark.slow
+def test_a_run_that_is_lost_leaves_its_good_checkpoints(whole, tmp_path, monkeypatch):
+    last = report.read_metrics(whole[0] / "metrics.jsonl")[-2]
+    shutil.copytree(whole[0], tmp_path / "run")
+    lost = {"grad_norm": float("nan")}
+    monkeypatch.setattr(training, "_iterated", lambda training, run, step, row: (run, last | lost))
+    with pytest.raises(FloatingPointError, match="grad_norm of iteration 4 is nan; nothing of it is saved"):
+        run.resume(tmp_path / "run", 9, console())
+    assert checkpoint.finished_steps(tmp_path / "run" / "checkpoints") == [2, 4]
+
+
+@pytest.mark.slow
 def test_a_finished_run_has_nothing_to_resume(whole):
     with pytest.raises(ValueError, match="has done 4 of 4 iterations"):
         run.resume(whole[0], None, console())
@@ -279,6 +290,13 @@ def test_a_run_that_another_one_overtakes_stops(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="taken by another run"):
         run.start(CONFIG, tmp_path, console())
     assert (tmp_path / "config.json").read_text() == "the other's"
+
+
+def test_a_tracker_that_is_not_installed_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(trackers, "_PACKAGES", {"wandb": ("no_such_package", "wandb")})
+    with pytest.raises(ValueError, match=r"tracker wandb needs the package no_such_package: pip install"):
+        run.start(dataclasses.replace(CONFIG, watch=WatchConfig(("wandb",))), tmp_path / "run", console())
+    assert not (tmp_path / "run").exists()
 
 
 def test_completions_that_do_not_fit_the_model_leave_no_folder(tmp_path):
