@@ -61,7 +61,7 @@ class GRPOConfig:
       ema_decay: also keep a running mean of the weights, m <- decay m + (1 - decay) w after each update; in [0, 1);
         0: none. It is what evaluations see.
       learning_rate: of AdamW, at its highest.
-      weight_decay: per step, times the learning rate, >= 0.
+      weight_decay: per step, times the learning rate, of all that is trained, norms too; >= 0.
       schedule: "constant", or "linear" or "cosine": down to a twentieth at the end of the run.
       warmup_iterations: the learning rate rises from 0 over these.
       max_grad_norm: gradients are scaled down to this global norm.

@@ -61,7 +61,10 @@ def plot_curves(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     top = 1.05 * max(sizes[np.isfinite(sizes)], default=0.0)
     _finish(support, "support size", also=share.get_lines(), ylim=(0, max(top, 1)))
     _ratio(ratio, steps, rows)
-    _finish(ratio, "ratio on the first pass: same weights, so it should be 1")
+    is_old = any(row.get("staleness/mean", 0) > 0 for row in rows)
+    _finish(
+        ratio, f"ratio on the first pass: {'an older policy drew' if is_old else 'same weights, so it should be 1'}"
+    )
     _lines(entropy, steps, rows, {"entropy": ("entropy, nats", BLUE), "grad_norm": ("gradient norm", ORANGE)})
     _finish(entropy, "entropy on the scored ids, gradient norm", ylim=(0, None))
     for axes in (ratio, entropy):

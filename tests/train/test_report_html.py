@@ -130,3 +130,15 @@ def test_a_page_of_a_long_run_stays_small(tmp_path):
     rows = [ROW | {"step": step, "loss": step % 7 / 7} for step in range(20_000)]
     write(tmp_path, rows, [sample(step, num=2000, text=" long token") for step in range(0, 20_000, 400)])
     assert write_report(tmp_path).stat().st_size < 1.5e6
+
+
+@pytest.mark.parametrize(
+    ("staleness", "words"), [(0.0, "same weights, so it should be 1"), (1.0, "an older policy drew")]
+)
+def test_a_curve_of_ratios_says_whose_they_are(staleness, words, tmp_path, monkeypatch):
+    titles, finish = [], report._finish
+    monkeypatch.setattr(
+        report, "_finish", lambda axes, title, **kept: titles.append(title) or finish(axes, title, **kept)
+    )
+    report.plot_curves([{"step": 0, **ROW, "staleness/mean": staleness}], tmp_path / "curves.png", "run")
+    assert f"ratio on the first pass: {words}" in titles
