@@ -17,11 +17,11 @@ from train.run_config import EvaluationConfig, RunConfig, SavingConfig, WatchCon
 NUM_KILLS = 20
 CONFIG = RunConfig(
     preset="sort-tiny",
-    iterations=150,
+    iterations=60,
     grpo=GRPOConfig(num_prompts=4, group_size=4, max_new_tokens=5, top_k=4, top_p=0.9, schedule="cosine"),
-    evaluation=EvaluationConfig(eval_every=40, eval_prompts=8),
-    saving=SavingConfig(checkpoint_every=4, keep_last=2, keep_every=48),
-    watch=WatchConfig(sample_every=40, num_samples=1),
+    evaluation=EvaluationConfig(eval_every=25, eval_prompts=8),
+    saving=SavingConfig(checkpoint_every=4, keep_last=2, keep_every=20),
+    watch=WatchConfig(sample_every=25, num_samples=1),
 )
 
 
@@ -74,7 +74,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_the_unbroken_one(tmp_path,
     while num_kills < NUM_KILLS:
         child = processes.Process(target=trained, args=(CONFIG, killed, cache))
         child.start()
-        child.join(timeout=moments.uniform(0.1, 1.0) * seconds * 0.6)
+        child.join(timeout=moments.uniform(0.2, 1.2) * seconds)
         if child.exitcode is not None:
             break
         child.kill()
@@ -97,6 +97,6 @@ def test_a_run_that_is_killed_again_and_again_ends_as_the_unbroken_one(tmp_path,
     # What policy keeps, and nothing of what was swept away.
     steps = checkpoint.finished_steps(killed / "checkpoints")
     assert steps == checkpoint.finished_steps(whole / "checkpoints")
-    assert {48, 96, 144, 148, 150} == set(steps)
+    assert steps == [20, 40, 56, 60]
     assert not list((killed / "checkpoints").glob("*.deleting.json"))
     assert json.loads((killed / "config.json").read_text()) == json.loads(CONFIG.to_json())

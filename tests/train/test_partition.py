@@ -17,6 +17,7 @@ from train import checkpoint
 from train.aggregation import aggregation
 from train.gradients import Learner, _loss, accumulate
 from train.partition import combine, partition
+from train.progress import RunState
 from train.rows import learner_rows
 from train.state import init_state
 from train.step import train_iteration, update_from_host
@@ -204,20 +205,19 @@ def test_a_step_on_eight_devices_is_that_of_one():
 
 def test_a_checkpoint_holds_adapters_and_knows_its_base(tmp_path):
     state = fresh_state()
-    checkpoint.save(tmp_path, 1, state)
-    names = checkpoint._named_leaves(state)
+    checkpoint.save(tmp_path, 1, RunState(state))
+    names = checkpoint.named_leaves(RunState(state))
     assert sum(name.startswith(".model") for name in names) == 4
     assert ".model.layers[0].down_lora_a.value" in names
     other = dataclasses.replace(fresh_state(lora.attach(base_model(), LORA, nnx.Rngs(9))), step=jnp.int32(5))
-    restored = checkpoint.restore(tmp_path, 1, other)
+    restored = checkpoint.restore(tmp_path, 1, RunState(other)).train
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     for one, two in zip(jax.tree.leaves(restored.model), jax.tree.leaves(state.model), strict=True):
         np.testing.assert_array_equal(one, two)
     assert restored.step == 0
     stranger = fresh_state(lora.attach(make_model(seed=1), LORA, nnx.Rngs(1)))
     with pytest.raises(ValueError, match="does not fit this run: its frozen weights are others"):
-        checkpoint.restore(tmp_path, 1, stranger)
+        checkpoint.restore(tmp_path, 1, RunState(stranger))
+    wider = fresh_state(lora.attach(base_model(), LoraConfig(3, 1.0, LORA.targets), nnx.Rngs(1)))
     with pytest.raises(ValueError, match=r"array \.model.*_lora_a.* has shape"):
-        checkpoint.restore(
-            tmp_path, 1, fresh_state(lora.attach(base_model(), LoraConfig(3, 1.0, LORA.targets), nnx.Rngs(1)))
-        )
+        checkpoint.restore(tmp_path, 1, RunState(wider))

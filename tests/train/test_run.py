@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 
-import jax
 import numpy as np
 import pytest
 from rich.console import Console
@@ -49,15 +48,9 @@ def saved_arrays(folder, step):
 
 @pytest.fixture(scope="module", autouse=True)
 def one_program_per_config():
-    """The same iteration would be compiled again for every run and every resume.
-
-    Optimisers are static, so a new one is a new program; so are arrays that lie on a device by request, as those of a
-    checkpoint do.
-    """
-    init_state = build.init_state
+    """Optimisers are static: a new one is a new program, for every run and every resume."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "make_optimizer", functools.cache(build.make_optimizer))
-        patch.setattr(build, "init_state", lambda *given: jax.device_put(init_state(*given), jax.devices()[0]))
         yield
 
 
