@@ -104,7 +104,7 @@ def test_a_run_out_of_range_is_named(field, value, message, unchecked):
         (SavingConfig(), "checkpoint_every", 0, "checkpoint_every must be at least 1, got 0"),
         (SavingConfig(), "keep_last", 0, "keep_last must be at least 1, got 0"),
         (EvaluationConfig(), "eval_every", -1, "eval_every must be at least 0, got -1"),
-        (EvaluationConfig(), "early_stop_patience", 2, "need evaluations: eval_every is 0"),
+        (EvaluationConfig(), "early_stop_patience", 2, "need evaluations: eval_every must be at least 1"),
         (EvaluationConfig(eval_every=1), "early_stop_target", 1.5, r"early_stop_target must be in \(0, 1\], got 1.5"),
         (WatchConfig(), "trackers", ("mlflow",), r"trackers must be some of tensorboard, wandb, got \('mlflow',\)"),
         (WatchConfig(), "num_samples", 0, "num_samples must be at least 1, got 0"),
