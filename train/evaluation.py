@@ -66,12 +66,13 @@ def evaluate(
     Args:
       model: the policy.
       task: has the held-out prompts.
-      config: sampling settings and shapes; no batch has more rows than a rollout.
+      config: sampling settings and shapes; no batch has more rows than a rollout, or than the samples of one prompt.
       evaluation: how many prompts and samples.
       key: root of the run.
     """
     key = jax.random.fold_in(key, HELD_OUT)
-    prompts, score = _held_out(task, key, evaluation.eval_prompts)
+    # Far from the numbers of rows, so that prompts and seeds share no key.
+    prompts, score = _held_out(task, jax.random.fold_in(key, HELD_OUT), evaluation.eval_prompts)
     run = functools.partial(
         complete, model, config=config, vocab_size=task.vocab_size, eos_token_ids=task.eos_token_ids
     )

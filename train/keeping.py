@@ -57,6 +57,11 @@ class Keeper:
         """
         self._wait()
         if processes.by_the_first(lambda: step in finished_steps(self._folder)):
+            if not processes.by_the_first(lambda: self._is_own(step)):
+                self._failure = FileExistsError(
+                    f"{self._folder / str(step)} is another run's, and is never overwritten"
+                )
+                self._tell()
             return
         if jax.process_count() > 1:
             self._write(step, named_leaves(run))

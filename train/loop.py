@@ -22,7 +22,7 @@ from train.metrics import Metrics
 from train.progress import RunState
 from train.refill import num_flat, refill_details, refilled, with_counts
 from train.state import TrainState
-from train.step import collect_for_host, rollout_key, train_iteration, update_from_host
+from train.step import collect_for_host, refill_key, rollout_key, train_iteration, update_from_host
 from train.tasks import DeviceTask, HostTask, Prompts, Rewards, Scored
 from train.tasks.base import Cursor
 
@@ -118,8 +118,8 @@ class DeviceLoop:
 
     def _rolled(self, state: TrainState, step: int, refill: int) -> tuple[Rollout, Rewards]:
         key, _ = jax.random.split(jax.random.fold_in(state.key, step))
-        key = jax.random.fold_in(key, refill) if refill else key
-        rollout = _collected(self, state, make_prompts(self.task, key, self.config.num_prompts), step, refill)
+        prompts = make_prompts(self.task, refill_key(key, refill), self.config.num_prompts)
+        rollout = _collected(self, state, prompts, step, refill)
         return rollout, score_on_device(self.task, rollout)
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxmask import Finish, Rollout
+from train.report import end_last_line
 from train.tasks import Rewards
 
 MAX_IDS_SHOWN = 8
@@ -59,6 +60,7 @@ def describe(
 
 def write(path: Path, step: int, described: Sequence[dict[str, Any]]) -> None:
     """Appends samples as JSON lines."""
+    end_last_line(path)
     with path.open("a", encoding="utf-8") as file:
         for sample in described:
             file.write(json.dumps({"step": step, **sample}) + "\n")

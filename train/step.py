@@ -124,6 +124,10 @@ def grpo_step(
     return dataclasses.replace(state, model=combine(state.model, frozen), step=state.step + 1), metrics
 
 
+# A key's children by `split` are its folds of small numbers.
+FIRST_REFILL = 2**31
+
+
 @functools.partial(jax.jit, static_argnames=("task", "config", "optimizer"), donate_argnums=0)
 def train_iteration(
     state: TrainState,
@@ -189,7 +193,12 @@ def rollout_key(root: Key[Array, ""], step: int | Int[Array, ""], refill: int = 
       refill: counts the further rollouts of one iteration from 1.
     """
     _, key = jax.random.split(jax.random.fold_in(root, step))
-    return jax.random.fold_in(key, refill) if refill else key
+    return refill_key(key, refill)
+
+
+def refill_key(key: Key[Array, ""], refill: int) -> Key[Array, ""]:
+    """The key of a further rollout in place of that of the first, which is `refill` 0; none of its children either."""
+    return jax.random.fold_in(key, FIRST_REFILL + refill) if refill else key
 
 
 # The second one.

@@ -32,6 +32,8 @@ from train.stopping import Stopping
 from train.tasks import Rewards
 from train.trackers import Trackers
 
+SIGTERM = "SIGTERM"
+
 
 @dataclasses.dataclass(frozen=True)
 class Training:
@@ -69,29 +71,29 @@ def train(built: Built, config: RunConfig, folder: Path, console: Console, run: 
         reason = None
         with view:
             for step in range(first_step, config.iterations):
-                row: dict[str, Any] = {}
                 before = run
                 run, row = _evaluated(training, run, step)
-                reason = run.progress.stops(config.evaluation) if row else None
+                is_told = processes.any_of(stopping.is_requested)
+                reason = SIGTERM if is_told else run.progress.stops(config.evaluation) if row else None
                 if reason is not None:
                     # As it was before the evaluation, which a resumed run then makes again.
                     run = before
-                    log(step, row)
+                    if not is_told:
+                        log(step, row)
                     break
                 run, row = _iterated(training, run, step, row)
                 log(step, row)
                 _check_finite(step, row)
                 view.update(step, row)
                 if processes.any_of(stopping.is_requested):
-                    reason = "SIGTERM"
-                    keeper.save(step + 1, run)
+                    reason = SIGTERM
                     break
                 if (step + 1) % config.saving.checkpoint_every == 0:
                     keeper.save(step + 1, run)
         done = int(run.train.step)
         keeper.save(done, run)
-        keeper.finish()
-        if reason == "SIGTERM":
+        if reason == SIGTERM:
+            keeper.finish()
             console.print(f"stopped by SIGTERM after iteration {done}; --resume {folder} goes on", soft_wrap=True)
             return
         if reason is not None:
@@ -100,7 +102,9 @@ def train(built: Built, config: RunConfig, folder: Path, console: Console, run: 
             _, row = _evaluated(training, run, done, is_last=True)
             if row:
                 log(done, row)
-    finishing.finish(built, config, folder, console, run)
+        # A disk too full for the checkpoint may still have room for the policy.
+        finishing.finish(built, config, folder, console, run)
+        keeper.finish()
 
 
 @contextlib.contextmanager

@@ -84,7 +84,9 @@ def test_a_task_of_the_device_is_asked_what_no_iteration_asks(monkeypatch):
     found = evaluate(make_model(), TASK, CONFIG, EvaluationConfig(1, 5), KEY)
     assert set(found) == {"eval/greedy"}
     (key,) = seen
-    assert (jax.random.key_data(key) == jax.random.key_data(jax.random.fold_in(KEY, HELD_OUT))).all()
+    assert (
+        jax.random.key_data(key) == jax.random.key_data(jax.random.fold_in(jax.random.fold_in(KEY, HELD_OUT), HELD_OUT))
+    ).all()
     prompts = make_prompts(TASK, key, 5)
     options = {"config": CONFIG, "vocab_size": TASK.vocab_size, "eos_token_ids": ()}
     rollout = complete(make_model(), prompts, KEY, group_size=1, is_greedy=True, **options)

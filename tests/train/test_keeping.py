@@ -140,6 +140,16 @@ def test_a_damaged_list_deletes_nothing_and_stops_nobody(run, tmp_path):
     assert set((tmp_path / "1").rglob("*")) == files
 
 
+def test_a_step_that_another_run_has_written_is_told_of(run, tmp_path):
+    kept(tmp_path, run, [1], SavingConfig())
+    (tmp_path / "1.run.json").write_text("another")
+    said = []
+    with pytest.raises(OSError, match="1 is another run's, and is never overwritten"):
+        kept(tmp_path, run, [1], SavingConfig(), said)
+    assert len(said) == 1
+    assert (tmp_path / "1.run.json").read_text() == "another"
+
+
 def test_a_checkpoint_names_its_run(run, tmp_path):
     kept(tmp_path, run, [1], SavingConfig())
     known = json.loads((tmp_path / "run.json").read_text())["run"]

@@ -61,33 +61,41 @@ def timeless(folder):
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_ends_as_the_unbroken_one(tmp_path, processes):
-    whole, killed, cache = tmp_path / "whole", tmp_path / "killed", tmp_path / "programs"
+    cache = tmp_path / "programs"
     for attempt in range(2):
         # The second one says how long a run takes whose programs are there.
         started = time.monotonic()
-        child = processes.Process(target=trained, args=(CONFIG, whole.with_name(f"whole-{attempt}"), cache))
+        child = processes.Process(target=trained, args=(CONFIG, tmp_path / f"whole-{attempt}", cache))
         child.start()
         child.join(timeout=600)
         assert child.exitcode == 0
-    whole, seconds = whole.with_name("whole-1"), time.monotonic() - started
-    moments, num_kills, reached = random.Random(0), 0, []
-    while num_kills < NUM_KILLS:
-        child = processes.Process(target=trained, args=(CONFIG, killed, cache))
+    whole, seconds = tmp_path / "whole-1", time.monotonic() - started
+    moments, reached, killed_runs = random.Random(0), [], []
+    while len(reached) < NUM_KILLS:
+        # One that came to its end too early is followed by another.
+        killed_runs.append(tmp_path / f"killed-{len(killed_runs)}")
+        reached += kill_until_it_ends(processes, killed_runs[-1], cache, moments, seconds, NUM_KILLS - len(reached))
+    assert len(set(reached)) > 2, "some kills came while it trained"
+    for killed in killed_runs:
+        same_runs(whole, killed)
+
+
+def kill_until_it_ends(processes, folder, cache, moments, seconds, most):
+    """The steps that were saved at each of the kills, at most so many."""
+    reached = []
+    while True:
+        child = processes.Process(target=trained, args=(CONFIG, folder, cache))
         child.start()
-        child.join(timeout=moments.uniform(0.2, 1.2) * seconds)
+        child.join(timeout=moments.uniform(0.2, 1.2) * seconds if len(reached) < most else 600)
         if child.exitcode is not None:
-            break
+            assert child.exitcode == 0
+            return reached
         child.kill()
         child.join()
-        num_kills += 1
-        reached.append(max(checkpoint.finished_steps(killed / "checkpoints"), default=0))
-    assert num_kills >= NUM_KILLS // 2, "the run must be long enough for kills"
-    assert len(set(reached)) > 2, "some kills came while it trained"
-    if child.exitcode != 0:
-        child = processes.Process(target=trained, args=(CONFIG, killed, cache))
-        child.start()
-        child.join(timeout=600)
-        assert child.exitcode == 0
+        reached.append(max(checkpoint.finished_steps(folder / "checkpoints"), default=0))
+
+
+def same_runs(whole, killed):
     (step, ours), (other_step, theirs) = arrays(whole), arrays(killed)
     assert step == other_step == CONFIG.iterations
     assert list(ours) == list(theirs)
