@@ -77,9 +77,11 @@ def _headline(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> l
     """The figures one asks for first: (what, value)."""
     if not rows:
         return []
-    last = rows[-NUM_LAST:]
+    # The last row may hold nothing but the evaluation after the last iteration.
+    trained = [row for row in rows if "rewards/mean" in row] or rows
+    last = trained[-NUM_LAST:]
     total = config.get("iterations")
-    figures = [("iterations" + (f" of {total:,}" if isinstance(total, int) else ""), f"{rows[-1]['step'] + 1:,}")]
+    figures = [("iterations" + (f" of {total:,}" if isinstance(total, int) else ""), f"{trained[-1]['step'] + 1:,}")]
     of_last = {
         "reward": ("rewards/mean", "{:.3f}"),
         "exact answers": ("rewards/exact", "{:.1%}"),

@@ -80,6 +80,15 @@ def test_pages_of_next_to_nothing(tmp_path, rows):
     assert "<h1>" in page_of(write(tmp_path, rows))
 
 
+def test_an_evaluation_after_the_last_iteration_is_no_iteration(tmp_path):
+    rows = [{"step": 0, "rewards/mean": 0.25, "eval/greedy": 0.5}, {"step": 1, "rewards/mean": 0.75}]
+    write(tmp_path, [*rows, {"step": 2, "eval/greedy": 1.0}], config={"iterations": 2})
+    text = " ".join(re.sub(r"<[^>]*>", " ", page_of(tmp_path)).split())
+    assert "2 iterations of 2" in text
+    assert "0.500 reward" in text
+    assert "50.0% \u2192 100.0% held out, greedy" in text
+
+
 def test_missing_and_damaged_files_say_less(tmp_path):
     assert "There are no metrics yet." in page_of(tmp_path)
     write(tmp_path, [ROW | {"step": 0}], [sample(1)])
