@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 
 import models
@@ -57,7 +58,7 @@ def build(config: RunConfig) -> Built:
         model = _prepared(_tiny(config, on_device.vocab_size, rules), config)
         _check_length(model, on_device.prompt_width, config)
         loop: Loop = DeviceLoop(on_device, config.grpo, optimizer, _reference(model, config))
-        return Built(loop, on_device, RunState(init_state(model, optimizer, config.seed, config.grpo)))
+        return Built(loop, on_device, _fresh(model, optimizer, config))
     if config.model == "tiny":
         raise ValueError(f"task {config.data.task!r} is of text; model must be one with a tokenizer, got 'tiny'.")
     model, tokenizer = models.load(config.model, jnp.dtype(config.base_dtype), rules)
@@ -67,7 +68,14 @@ def build(config: RunConfig) -> Built:
     task = text_task(config.data, tokenizer, seed=config.seed)
     _check_length(model, task.prompt_width, config)
     loop = HostLoop(task, config.grpo, optimizer, _reference(model, config), config.overlap)
-    return Built(loop, task, RunState(init_state(model, optimizer, config.seed, config.grpo)), tokenizer)
+    return Built(loop, task, _fresh(model, optimizer, config), tokenizer)
+
+
+def _fresh(model: models.Decoder, optimizer: optax.GradientTransformation, config: RunConfig) -> RunState:
+    state = init_state(model, optimizer, config.seed, config.grpo)
+    # Where a restored state lies, too: by request, which is part of a program, so that a resumed run compiles nothing
+    # anew.
+    return RunState(jax.tree.map(lambda leaf: jax.device_put(leaf, leaf.sharding), state))
 
 
 def with_ahead(run: RunState, task: HostTask, config: RunConfig) -> RunState:

@@ -97,10 +97,7 @@ def init_state(
         state = with_new_reference(state)
     if config is not None and config.ema_decay:
         state = dataclasses.replace(state, average=copied(trained))
-    if model.rules is not None:
-        return _on_mesh(state, model.rules)
-    # Where a restored state lies, too: by request, which is part of a program.
-    return jax.tree.map(lambda leaf: jax.device_put(leaf, leaf.sharding), state)
+    return state if model.rules is None else _on_mesh(state, model.rules)
 
 
 def with_new_reference(state: TrainState) -> TrainState:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 from rich.console import Console
 from tiny import CONFIG, OPTIMIZER, TASK, make_model
@@ -86,5 +87,6 @@ def make_config(iterations: int, grpo: GRPOConfig = CONFIG, **changes) -> RunCon
 
 def make_built(config: RunConfig, task: HostDigits) -> Built:
     """A run of the shared tiny model, with its optimiser, so that its programs are those of other tests."""
-    state = init_state(make_model(), OPTIMIZER, config.seed, config.grpo)
+    # Where a restored state lies, too: lying there by request is part of a program.
+    state = jax.device_put(init_state(make_model(), OPTIMIZER, config.seed, config.grpo), jax.devices()[0])
     return Built(HostLoop(task, config.grpo, OPTIMIZER, None, config.overlap), task, RunState(state))

@@ -20,6 +20,8 @@ def arrays(state):
 
 @pytest.mark.slow
 def test_a_restored_state_is_the_saved_one_and_trains_on_alike(state, tmp_path):
+    # Where a restored one lies, too: lying there by request is part of a program.
+    state = jax.device_put(state, jax.devices()[0])
     state, _ = train_iteration(state, task=TASK, config=CONFIG, optimizer=OPTIMIZER)
     saved = [leaf.copy() for leaf in arrays(state)]
     path = checkpoint.save(tmp_path / "checkpoints", 1, RunState(state, PROGRESS))
