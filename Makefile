@@ -15,7 +15,8 @@ UNOPTIMIZED = $(addprefix tests/,test_compact.py test_filter_kernel.py test_gath
   $(addprefix models/,test_attend.py test_cache.py test_decoder.py test_huggingface.py test_layers.py test_lora.py \
     test_mesh_rules.py) \
   $(addprefix serve/,test_engine.py test_llm.py test_llm_decoder.py) \
-  $(addprefix train/,test_countdown.py test_evaluation.py test_kept_mass.py test_loop.py test_step.py))
+  $(addprefix train/,test_countdown.py test_evaluation.py test_kept_mass.py test_loop.py test_mesh.py test_partition.py \
+    test_step.py))
 
 .PHONY: demo test test-fast lint clean
 
