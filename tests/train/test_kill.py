@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from train import checkpoint, report
+from train import checkpoint, finishing, report
 from train.build import build
 from train.config import GRPOConfig
 from train.run_config import EvaluationConfig, RunConfig, SavingConfig, WatchConfig
@@ -93,6 +93,9 @@ def kill_until_it_ends(processes, folder, cache, moments, seconds, most):
         child.kill()
         child.join()
         reached.append(max(checkpoint.finished_steps(folder / "checkpoints"), default=0))
+        # Killed on its way out.
+        if finishing.has_ended(folder, CONFIG.iterations):
+            return reached
 
 
 def same_runs(whole, killed):
