@@ -33,6 +33,7 @@ from flax import nnx
 import models
 from jaxmask import SamplingBatch, generate
 from train import GRPOConfig, init_state, make_optimizer, train_iteration
+from train.build import tiny_shape
 from train.tasks import Prompts, SortDigits
 
 ROOT = Path(__file__).parents[1]
@@ -99,21 +100,7 @@ def arms(iterations: int) -> dict[tuple[str, float], GRPOConfig]:
 
 def decoder(seed: int) -> models.Decoder:
     """That of `sort-tiny`, in the order of sums that is fastest."""
-    shape = models.DecoderConfig(
-        vocab_size=VOCAB,
-        num_layers=2,
-        width=64,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        mlp_width=192,
-        rope_theta=10000.0,
-        rope_scaling=None,
-        norm_eps=1e-6,
-        tie_embeddings=True,
-        max_length=64,
-    )
-    return models.Decoder(shape, rngs=nnx.Rngs(seed))
+    return models.Decoder(tiny_shape(VOCAB, fixed_order=False), rngs=nnx.Rngs(seed))
 
 
 def held_out_batch(config: GRPOConfig) -> SamplingBatch:

@@ -135,7 +135,19 @@ def _check_length(model: models.Decoder, prompt_width: int, config: RunConfig) -
 def _tiny(config: RunConfig, vocab_size: int, rules: models.MeshRules | None) -> models.Decoder:
     if config.model != "tiny":
         raise ValueError(f"task {config.data.task!r} has its own alphabet; model must be 'tiny', got {config.model!r}.")
-    shape = models.DecoderConfig(
+    shape = tiny_shape(vocab_size, fixed_order=rules is None)
+    model = models.Decoder(shape, rngs=nnx.Rngs(config.seed), dtype=jnp.dtype(config.base_dtype))
+    return model if rules is None else models.shard(model, rules)
+
+
+def tiny_shape(vocab_size: int, *, fixed_order: bool) -> models.DecoderConfig:
+    """The model "tiny".
+
+    Args:
+      vocab_size: of the task.
+      fixed_order: see `models.DecoderConfig`.
+    """
+    return models.DecoderConfig(
         vocab_size=vocab_size,
         num_layers=2,
         width=64,
@@ -148,7 +160,5 @@ def _tiny(config: RunConfig, vocab_size: int, rules: models.MeshRules | None) ->
         norm_eps=1e-6,
         tie_embeddings=True,
         max_length=64,
-        fixed_order=rules is None,
+        fixed_order=fixed_order,
     )
-    model = models.Decoder(shape, rngs=nnx.Rngs(config.seed), dtype=jnp.dtype(config.base_dtype))
-    return model if rules is None else models.shard(model, rules)

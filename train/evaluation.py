@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Key
 
-from jaxmask import Rollout, SamplingBatch, generate
+from jaxmask import Rollout
 from models import Decoder
 from train import processes
 from train.config import GRPOConfig
 from train.loop import completions_of, make_prompts, score_on_device
+from train.rollouts import completed
 from train.run_config import EvaluationConfig
 from train.tasks import DeviceTask, HostTask, Prompts
 
@@ -41,18 +41,8 @@ def complete(
     params = dataclasses.replace(config.sampling_params(), return_sampling_mask=False)
     if is_greedy:
         params = dataclasses.replace(params, temperature=0.0)
-    num_rows = prompts.lengths.shape[0] * group_size
-    batch = SamplingBatch.from_params([params] * num_rows, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
-    return generate(
-        model,
-        dataclasses.replace(batch, seeds=jax.random.bits(key, (num_rows, 2), jnp.uint32)),
-        jnp.asarray(prompts.token_ids),
-        jnp.asarray(prompts.lengths),
-        max_new_tokens=config.max_new_tokens,
-        width=min(config.top_k, vocab_size),
-        group_size=group_size,
-        implementation=config.implementation,
-    )
+    options: dict[str, Any] = {"config": config, "vocab_size": vocab_size, "eos_token_ids": eos_token_ids}
+    return completed(model, key, prompts, params, group_size=group_size, **options)
 
 
 def evaluate(

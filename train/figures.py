@@ -100,8 +100,7 @@ def _held_out(evaluation: Mapping[str, Any]) -> str:
 
 def _times(row: Mapping[str, Any]) -> str:
     parts = {name: row.get(f"time/{name}", 0.0) for name in ("rollout", "reward", "update")}
-    # Rewards may be worked out beside the rollout, so that the parts can be more than the iteration.
-    whole = max(row.get("time/iteration", 0.0), sum(parts.values()))
+    whole = sum(parts.values())
     return _join(*(f"{name} {seconds / whole:.0%}" for name, seconds in parts.items() if seconds)) if whole else ""
 
 

@@ -38,9 +38,10 @@ def finish(built: Built, config: RunConfig, folder: Path, console: Console, run:
     def show() -> None:
         described = samples.describe(rollout, rewards, built.task.show, config.watch.num_samples)
         samples.write(folder / "samples.jsonl", step, described)
-        _pictures(config, folder, console)
+        rows = report.read_metrics(folder / "metrics.jsonl")
+        _pictures(rows, config, folder, console)
         console.print(samples.table(described, built.task.show))
-        _summary(config, folder, console)
+        _summary(rows, config, console)
         console.print(f"checkpoint  {folder / 'checkpoints' / str(step)}", soft_wrap=True)
 
     processes.by_the_first(show)
@@ -66,29 +67,30 @@ def draw(folder: Path, console: Console) -> None:
     if not (folder / "config.json").is_file() or not (folder / "metrics.jsonl").is_file():
         raise ValueError(f"{folder} holds no run with metrics: config.json or metrics.jsonl is missing.")
     config = RunConfig.from_json((folder / "config.json").read_text(encoding="utf-8"))
-    _pictures(config, folder, console)
+    _pictures(report.read_metrics(folder / "metrics.jsonl"), config, folder, console)
 
 
 def _scored(config: RunConfig) -> str:
     return "recorded supports" if config.grpo.sampling_mask else "full vocabulary, sampling mask off"
 
 
-def _pictures(config: RunConfig, folder: Path, console: Console) -> None:
-    # A row may hold nothing but the last evaluation.
-    rows = [row for row in report.read_metrics(folder / "metrics.jsonl") if "rewards/mean" in row]
-    if not rows:
+def _trained(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of iterations: one may hold nothing but the last evaluation."""
+    return [row for row in rows if "rewards/mean" in row]
+
+
+def _pictures(rows: list[dict[str, Any]], config: RunConfig, folder: Path, console: Console) -> None:
+    trained = _trained(rows)
+    if not trained:
         raise ValueError(f"{folder} has done no iteration yet: {folder / 'metrics.jsonl'} holds none.")
-    report.plot_curves(rows, folder / "curves.png", f"{config.preset}: policy scored on the {_scored(config)}")
+    report.plot_curves(trained, folder / "curves.png", f"{config.preset}: policy scored on the {_scored(config)}")
     page = report_html.write_report(folder)
     console.print(f"curves      {folder / 'curves.png'}", soft_wrap=True)
     console.print(f"report      {page}", soft_wrap=True)
 
 
-def _summary(config: RunConfig, folder: Path, console: Console) -> None:
-    rows = report.read_metrics(folder / "metrics.jsonl")
-    trained = [row for row in rows if "rewards/mean" in row]
-    if not trained:
-        return
+def _summary(rows: list[dict[str, Any]], config: RunConfig, console: Console) -> None:
+    trained = _trained(rows)
     last = trained[-10:]
     console.print(
         f"last {len(last)} iterations: reward {_mean(last, 'rewards/mean'):.3f}, "

@@ -21,10 +21,10 @@ from train.config import GRPOConfig
 from train.metrics import Metrics
 from train.progress import RunState
 from train.refill import num_flat, refill_details, refilled, with_counts
+from train.rollouts import iteration_keys, refill_key, rollout_key
 from train.state import TrainState
-from train.step import collect_for_host, refill_key, rollout_key, train_iteration, update_from_host
-from train.tasks import DeviceTask, HostTask, Prompts, Rewards, Scored
-from train.tasks.base import Cursor
+from train.step import collect_for_host, train_iteration, update_from_host
+from train.tasks import Cursor, DeviceTask, HostTask, Prompts, Rewards, Scored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +117,8 @@ class DeviceLoop:
         return self._rolled(run.train, step, 0)
 
     def _rolled(self, state: TrainState, step: int, refill: int) -> tuple[Rollout, Rewards]:
-        key, _ = jax.random.split(jax.random.fold_in(state.key, step))
-        prompts = make_prompts(self.task, refill_key(key, refill), self.config.num_prompts)
+        key = refill_key(iteration_keys(state.key, step)[0], refill)
+        prompts = make_prompts(self.task, key, self.config.num_prompts)
         rollout = _collected(self, state, prompts, step, refill)
         return rollout, score_on_device(self.task, rollout)
 

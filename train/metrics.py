@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmask import Finish, RaggedSupport, Rollout
+from train.advantages import has_equal_rewards
 from train.tasks.base import Rewards
 
 
@@ -143,7 +144,7 @@ def group_statistics(values: Float[Array, " B"], group_size: int) -> tuple[Float
     """
     groups = values.reshape(-1, group_size)
     # Not by the deviation: rounding leaves one where there is none.
-    is_equal = groups.max(axis=1) == groups.min(axis=1)
+    is_equal = has_equal_rewards(values, group_size)
     squares = ((groups - groups.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
     spread = jnp.where(is_equal, 0.0, jnp.sqrt(squares / max(group_size - 1, 1)))
     return spread.mean(), is_equal.mean(dtype=jnp.float32)

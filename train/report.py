@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def end_last_line(path: Path) -> None:
     """Ends a line that a killed run left unfinished, so that the next one does not stick to it."""
-    text = path.read_bytes() if path.exists() else b""
-    if text and not text.endswith(b"\n"):
-        with path.open("ab") as file:
+    if not path.exists() or not path.stat().st_size:
+        return
+    with path.open("rb+") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
             file.write(b"\n")
 
 

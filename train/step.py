@@ -13,15 +13,16 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
-from jaxmask import Rollout, SamplingBatch, generate
+from jaxmask import Rollout
 from models import Decoder, lora
 from train.advantages import ADVANTAGES, soft_overlong_punishment
 from train.config import GRPOConfig
 from train.gradients import Learner, accumulate, logprobs
 from train.metrics import Metrics, Pass, iteration_metrics
 from train.partition import combine, partition
+from train.rollouts import completed, iteration_keys, rollout_key
 from train.rows import check_replayable, learner_rows, mean_staleness, trainable
 from train.state import TrainState, apply_gradients, averaged
 from train.tasks.base import DeviceTask, Prompts, Rewards
@@ -46,22 +47,16 @@ def collect(
       vocab_size: ids the task knows; a padded head may have more, which are never drawn.
       eos_token_ids: ids that end a completion.
     """
-    batch = SamplingBatch.from_params(
-        [config.sampling_params()] * config.num_rows,
+    rollout = completed(
+        state.model,
+        key,
+        prompts,
+        config.sampling_params(),
+        config=config,
+        group_size=config.group_size,
         vocab_size=vocab_size,
         eos_token_ids=eos_token_ids,
         support_bound=config.top_k,
-    )
-    seeds = jax.random.bits(key, (config.num_rows, 2), jnp.uint32)
-    rollout = generate(
-        state.model,
-        dataclasses.replace(batch, seeds=seeds),
-        jnp.asarray(prompts.token_ids),
-        jnp.asarray(prompts.lengths),
-        max_new_tokens=config.max_new_tokens,
-        width=min(config.top_k, vocab_size),
-        group_size=config.group_size,
-        implementation=config.implementation,
     )
     versions = jnp.where(rollout.token_mask, state.step, -1)
     return dataclasses.replace(rollout, policy_versions=versions)
@@ -124,10 +119,6 @@ def grpo_step(
     return dataclasses.replace(state, model=combine(state.model, frozen), step=state.step + 1), metrics
 
 
-# A key's children by `split` are its folds of small numbers.
-FIRST_REFILL = 2**31
-
-
 @functools.partial(jax.jit, static_argnames=("task", "config", "optimizer"), donate_argnums=0)
 def train_iteration(
     state: TrainState,
@@ -146,7 +137,7 @@ def train_iteration(
       optimizer: static; that of `state.opt_state`.
       reference: as in `grpo_step`; it shares no array with the state, which is donated.
     """
-    prompts_key, sampling_key = jax.random.split(jax.random.fold_in(state.key, state.step))
+    prompts_key, sampling_key = iteration_keys(state.key, state.step)
     prompts = task.prompts(prompts_key, config.num_prompts)
     rollout = collect(
         state,
@@ -182,23 +173,6 @@ def collect_for_host(
     """
     key = rollout_key(state.key, state.step) if key is None else key
     return collect(state, key, prompts, config=config, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
-
-
-def rollout_key(root: Key[Array, ""], step: int | Int[Array, ""], refill: int = 0) -> Key[Array, ""]:
-    """What the seeds of a rollout come from.
-
-    Args:
-      root: of the run, `TrainState.key`.
-      step: the iteration that the rollout is for.
-      refill: counts the further rollouts of one iteration from 1.
-    """
-    _, key = jax.random.split(jax.random.fold_in(root, step))
-    return refill_key(key, refill)
-
-
-def refill_key(key: Key[Array, ""], refill: int) -> Key[Array, ""]:
-    """The key of a further rollout in place of that of the first, which is `refill` 0; none of its children either."""
-    return jax.random.fold_in(key, FIRST_REFILL + refill) if refill else key
 
 
 # The second one.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import optax
 from rich.console import Console
 
 from jaxmask import Rollout
@@ -42,7 +43,7 @@ class Training:
     built: Built
     config: RunConfig
     folder: Path
-    console: Console
+    rates: optax.Schedule
 
 
 def train(built: Built, config: RunConfig, folder: Path, console: Console, run: RunState, *, first_step: int) -> None:
@@ -60,7 +61,7 @@ def train(built: Built, config: RunConfig, folder: Path, console: Console, run: 
       OSError: the last checkpoint could not be written.
       FloatingPointError: a loss or a gradient is not finite.
     """
-    training = Training(built, config, folder, console)
+    training = Training(built, config, folder, learning_rates(config.grpo, config.iterations))
     title = f"{config.preset} \u2192 {folder}"
     view = Display(console, title, num_iterations=config.iterations, sampling_mask=config.grpo.sampling_mask)
     with (
@@ -147,7 +148,7 @@ def _iterated(training: Training, run: RunState, step: int, row: dict[str, Any])
     started = time.perf_counter()
     run, iteration = loop.iterate(run, step, look if looks else None)
     row = {**row, **_measured(iteration, started)}
-    row["learning_rate"] = _learning_rate(config, step)
+    row["learning_rate"] = _learning_rate(training, step)
     if config.grpo.reference_every and (step + 1) % config.grpo.reference_every == 0:
         run = dataclasses.replace(run, train=with_new_reference(run.train))
     return run, row
@@ -169,8 +170,7 @@ def _check_finite(step: int, row: dict[str, Any]) -> None:
             raise FloatingPointError(f"{name} of iteration {step} is {row[name]}; nothing of it is saved.")
 
 
-def _learning_rate(config: RunConfig, step: int) -> float:
+def _learning_rate(training: Training, step: int) -> float:
     """Of the iteration's first update."""
     with jax.numpy_dtype_promotion("standard"):
-        rates = learning_rates(config.grpo, config.iterations)
-        return float(rates(step * config.grpo.num_updates))
+        return float(training.rates(step * training.config.grpo.num_updates))

@@ -86,7 +86,7 @@ def kill_until_it_ends(processes, folder, cache, moments, seconds, most):
     while True:
         child = processes.Process(target=trained, args=(CONFIG, folder, cache))
         child.start()
-        child.join(timeout=moments.uniform(0.2, 1.2) * seconds if len(reached) < most else 600)
+        child.join(timeout=moments.uniform(0.2, 0.9) * seconds if len(reached) < most else 600)
         if child.exitcode is not None:
             assert child.exitcode == 0
             return reached
