@@ -10,17 +10,18 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import tyro
 
-from serve.generate_command import GenerateOptions, run
+from serve import generate_command, server_command
 
-USAGE = """usage: python -m serve generate MODEL PROMPT [PROMPT ...] [options]
+USAGE = """usage: python -m serve MODEL [options]
+       python -m serve generate MODEL PROMPT [PROMPT ...] [options]
 
-Completes prompts offline and shows how many ids each token was drawn from.
-python -m serve generate --help lists the options."""
-NO_SERVER = "the HTTP server is not written yet; python -m serve generate MODEL PROMPT completes prompts offline"
-
+The first serves a model over HTTP, the second completes prompts offline; both tell how many ids each token was drawn
+from. python -m serve MODEL --help and python -m serve generate --help list the options."""
+Options = TypeVar("Options")
 
 INTERRUPTED = 130
 
@@ -53,12 +54,15 @@ def _run(argv: list[str]) -> int:
     if argv[:1] in (["-h"], ["--help"]):
         print(USAGE)
         return 0
-    if argv[:1] != ["generate"]:
-        raise ValueError(NO_SERVER)
-    options = _parsed(argv[1:])
+    if argv[:1] == ["generate"]:
+        generate_options = _parsed(generate_command.GenerateOptions, "python -m serve generate", argv[1:])
+        with _uninterrupted():
+            importlib.import_module("jaxmask")
+        return generate_command.run(generate_options)
+    server_options = _parsed(server_command.ServerOptions, "python -m serve", argv)
     with _uninterrupted():
         importlib.import_module("jaxmask")
-    return run(options)
+    return server_command.run(server_options)
 
 
 @contextlib.contextmanager
@@ -74,11 +78,11 @@ def _uninterrupted() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _parsed(argv: list[str]) -> GenerateOptions:
+def _parsed(kind: type[Options], prog: str, argv: list[str]) -> Options:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(GenerateOptions, prog="python -m serve generate", args=argv)
+            return tyro.cli(kind, prog=prog, args=argv)
     except SystemExit as stop:
         if not stop.code:
             raise

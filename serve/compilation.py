@@ -84,11 +84,17 @@ def persistent_cache(folder: str | Path | None) -> Iterator[None]:
         yield
         return
     before = {name: getattr(jax.config, name) for name in _OPTIONS}
-    _configure(_OPTIONS | {"jax_compilation_cache_dir": str(folder)})
+    keep_programs(folder)
     try:
         yield
     finally:
         _configure(before)
+
+
+def keep_programs(folder: str | Path | None) -> None:
+    """The same for the rest of the process."""
+    if folder is not None:
+        _configure(_OPTIONS | {"jax_compilation_cache_dir": str(folder)})
 
 
 def _configure(options: dict[str, Any]) -> None:

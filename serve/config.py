@@ -115,14 +115,19 @@ def most_tokens(model: Model, config: EngineConfig) -> int:
     return most
 
 
-def default_params(generation_defaults: Mapping[str, Any]) -> SamplingParams:
-    """The settings of requests that bring none, from the content of a generation_config.json.
+def recommended(generation_defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """What a generation_config.json says of settings, by their names in `SamplingParams`.
 
     Source: vLLM, ModelConfig.get_diff_sampling_param.
     """
     given = {name: generation_defaults[name] for name in _DEFAULTS if generation_defaults.get(name) is not None}
     max_tokens = generation_defaults.get("max_new_tokens")
-    return SamplingParams(**given, **({} if max_tokens is None else {"max_tokens": max_tokens}))
+    return given | ({} if max_tokens is None else {"max_tokens": max_tokens})
+
+
+def default_params(generation_defaults: Mapping[str, Any]) -> SamplingParams:
+    """The settings of requests that bring none, from the content of a generation_config.json."""
+    return SamplingParams(**recommended(generation_defaults))
 
 
 def ngram_speculation(settings: Mapping[str, Any]) -> PromptLookup:

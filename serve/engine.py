@@ -165,6 +165,10 @@ class Engine:
         if self._slots.is_idle:
             # Nothing in flight belongs to anyone.
             self._chunks.clear()
+        return self.take_outputs()
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """What is there to give out, without a further step: that of requests that were aborted."""
         outputs, self._outputs = self._outputs, []
         return outputs
 

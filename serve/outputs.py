@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Literal, overload
+from typing import Literal, NamedTuple, overload
 
 import numpy as np
 from jaxtyping import Int, Integer
@@ -111,6 +111,14 @@ class SamplingMask:
     __hash__ = None  # type: ignore[assignment]
 
 
+class WeightSpan(NamedTuple):
+    """Tokens `start` to `end` (not included) of a completion, which one version of the weights drew."""
+
+    version: str
+    start: int
+    end: int
+
+
 @dataclasses.dataclass(frozen=True)
 class CompletionOutput:
     """One completion of a prompt.
@@ -124,6 +132,7 @@ class CompletionOutput:
       sampling_mask: the supports; None where the request did not take part.
       finish_reason: "stop" (a stop string, a stop id or EOS), "length", "error", "abort", or None while it goes on.
       stop_reason: the stop string or stop id that ended it; None for EOS and all else.
+      weight_versions: which weights drew which tokens.
 
     Raises:
       ValueError: sampling_mask or logprobs without exactly one entry for each token.
@@ -137,6 +146,7 @@ class CompletionOutput:
     sampling_mask: SamplingMask | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    weight_versions: Sequence[WeightSpan] = ()
 
     def __post_init__(self) -> None:
         """Checks that what belongs to tokens has one entry for each."""
@@ -166,6 +176,7 @@ class RequestOutput:
       prompt_logprobs: for each of them, by id: its own, then the likeliest; None for the first, which nothing predicts.
       outputs: the completions, by index.
       finished: whether all of them are.
+      num_cached_tokens: of the prompt, found in the prefix cache; None without one.
 
     Raises:
       ValueError: prompt_logprobs without exactly one entry for each prompt token.
@@ -177,6 +188,7 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None
     outputs: list[CompletionOutput]
     finished: bool
+    num_cached_tokens: int | None = None
 
     def __post_init__(self) -> None:
         """Checks that log-probabilities of the prompt have one entry for each of its tokens."""

@@ -1,0 +1,158 @@
+"""Token ids in, token ids and their supports out: vLLM's `/inference/v1/generate`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from serve.api.answers import EventStream, check, json_response, streamed, submit, unless_gone, whole
+from serve.api.errors import ApiError
+from serve.api.fields import Body, SamplingFields, about, sampling_params
+from serve.api.masks import MaskFormat, mask_json
+from serve.api.service import Service, check_model
+from serve.api.usage import usage_of
+from serve.outputs import CompletionOutput, RequestOutput
+from serve.tickets import Ticket
+
+
+class StreamOptions(Body):
+    """What a stream holds besides."""
+
+    include_usage: bool | None = about("End with the number of tokens.")
+    continuous_usage_stats: bool | None = about("Tell the number of tokens so far with each event.")
+
+
+class TokenSampling(SamplingFields):
+    """How to sample; the model's own recommendations do not count here."""
+
+    max_tokens: int | None = about("Most tokens of a completion; null: what the context has room for.", minimum=1)
+    logprobs: int | None = about("Likeliest tokens to report for each; -1: all that can be.", minimum=-1)
+    prompt_logprobs: int | None = about("The same for prompt tokens.", minimum=-1)
+    detokenize: bool | None = about("Make text, as stop strings need; true.")
+
+
+class GenerateBody(Body):
+    """A prompt as ids, and how to continue it."""
+
+    token_ids: list[int] = Field(description="The prompt; at least one id of the vocabulary.", min_length=1)
+    sampling_params: TokenSampling
+    request_id: str | None = about("To abort it by; a new one where left out.")
+    model: str | None = about("A name of /v1/models.")
+    stream: bool | None = about("Server-sent events, one for each few tokens.")
+    stream_options: StreamOptions | None = None
+    output_mode: Literal["tokens", "text"] | None = about("text: the choices also hold text.")
+    return_token_ids: bool | None = about("Return the prompt's ids.")
+    cache_salt: str | None = about("Prompts share their caches with prompts of the same salt only.")
+    timeout: float | None = about("Seconds after which the request ends with what it has.", exclusiveMinimum=0)
+    sampling_mask_format: MaskFormat | None = about("lists: one list for each token; base64: two arrays.")
+
+
+class AbortBody(Body):
+    """Requests to end."""
+
+    request_ids: list[str]
+
+
+def router(service: Service) -> APIRouter:
+    """The endpoints."""
+    routes = APIRouter(prefix="/inference/v1", tags=["tokens"])
+
+    @routes.post("/generate", summary="Continue token ids; the supports of all tokens come back")
+    async def generate(body: GenerateBody, http: Request) -> Response:
+        check_model(service, body.model)
+        tickets = await _tickets(service, body)
+        if body.stream:
+            return EventStream(_events(service, body, tickets), tickets)
+        (output,) = await unless_gone(http, whole(tickets))
+        return json_response(_response(service, body, output))
+
+    @routes.post("/abort_requests", summary="End requests; they are answered with what they have")
+    async def abort_requests(body: AbortBody) -> Response:
+        num_ended = service.engine.abort([f"generate-tokens-{name}" for name in body.request_ids])
+        return json_response({"status": "aborted", "aborted": num_ended})
+
+    return routes
+
+
+async def _tickets(service: Service, body: GenerateBody) -> list[Ticket]:
+    given = body.sampling_params
+    own = {name: getattr(given, name) for name in ("logprobs", "prompt_logprobs", "detokenize")}
+    values = {name: value for name, value in own.items() if value is not None}
+    params = sampling_params(given, {}, max_tokens=given.max_tokens, **values)
+    name = f"generate-tokens-{uuid.uuid4().hex if body.request_id is None else body.request_id}"
+    if body.output_mode == "text" and service.tokenizer is None:
+        raise ApiError(400, "output_mode text needs a tokenizer, which this model does not have.", "output_mode")
+    request = await check(service, name, body.token_ids, params, is_streamed=bool(body.stream))
+    return submit(service, [request], body.timeout)
+
+
+async def _events(service: Service, body: GenerateBody, tickets: list[Ticket]) -> AsyncIterator[dict[str, Any]]:
+    options = body.stream_options or StreamOptions()
+    num_tokens = 0
+    async for _, output in streamed(tickets):
+        num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        event = _response(service, body, output)
+        usage = event.pop("usage") | usage_of(len(output.prompt_token_ids), num_tokens, output.num_cached_tokens)
+        yield event | ({"usage": usage} if options.continuous_usage_stats else {})
+        if output.finished and options.include_usage:
+            yield event | {"choices": [], "usage": usage}
+
+
+def _response(service: Service, body: GenerateBody, output: RequestOutput) -> dict[str, Any]:
+    num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
+    return {
+        "request_id": output.request_id,
+        "model": service.model_name,
+        "created": service.now(),
+        "output_mode": body.output_mode or "tokens",
+        "usage": usage_of(len(output.prompt_token_ids), num_tokens, output.num_cached_tokens),
+        "prompt_logprobs": _prompt_logprobs(output),
+        "prompt_token_ids": output.prompt_token_ids if body.return_token_ids else None,
+        "choices": [_choice(body, completion) for completion in output.outputs],
+    }
+
+
+def _choice(body: GenerateBody, completion: CompletionOutput) -> dict[str, Any]:
+    choice = {
+        "index": completion.index,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "token_ids": completion.token_ids,
+        "sampling_mask": mask_json(completion.sampling_mask, body.sampling_mask_format or "lists"),
+        "logprobs": _logprobs(completion),
+        "weight_versions": [span._asdict() for span in completion.weight_versions],
+    }
+    return choice | ({"text": completion.text} if body.output_mode == "text" else {})
+
+
+def _logprobs(completion: CompletionOutput) -> dict[str, Any] | None:
+    if completion.logprobs is None:
+        return None
+    content = []
+    for token_id, entries in zip(completion.token_ids, completion.logprobs, strict=True):
+        own = entries.get(token_id)
+        content.append(
+            {
+                "token_id": token_id,
+                "logprob": None if own is None else own.logprob,
+                "rank": None if own is None else own.rank,
+                "top_logprobs": [
+                    {"token_id": top_id, "logprob": entry.logprob, "rank": entry.rank}
+                    for top_id, entry in entries.items()
+                ],
+            }
+        )
+    return {"content": content}
+
+
+def _prompt_logprobs(output: RequestOutput) -> list[dict[str, Any] | None] | None:
+    if output.prompt_logprobs is None:
+        return None
+    return [
+        None if entries is None else {str(token_id): entry._asdict() for token_id, entry in entries.items()}
+        for entries in output.prompt_logprobs
+    ]

@@ -1,0 +1,76 @@
+"""The HTTP server as a process: uvicorn, which on SIGTERM answers what was taken before it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from types import FrameType
+
+import uvicorn
+
+from serve.api.app import create_app
+from serve.api.service import Service
+
+LOG = logging.getLogger("serve")
+
+
+class Server(uvicorn.Server):
+    """Uvicorn that drains: the first signal refuses new requests (503) and waits for those that were taken."""
+
+    def __init__(self, config: uvicorn.Config, service: Service):
+        """A server of an application that `create_app` made."""
+        super().__init__(config)
+        self._service = service
+        self._draining: asyncio.Future[None] | None = None
+        self._num_signals = 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal drains, the second ends what goes on with what it has, the third ends the process."""
+        self._num_signals += 1
+        if self._num_signals > 2 or not self.started:
+            super().handle_exit(sig, frame)
+            return
+        # A signal comes between any two instructions; the loop's own state is changed on the loop.
+        act = self._begin_to_drain if self._num_signals == 1 else self._service.engine.abort
+        asyncio.get_running_loop().call_soon_threadsafe(act)
+
+    def _begin_to_drain(self) -> None:
+        LOG.info("stopping: %d completions go on, new requests are refused", self._service.engine.num_open)
+        self._draining = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        await self._service.engine.drain(self._service.config.drain_timeout)
+        LOG.info("all completions have ended")
+        self.should_exit = True
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket, so that a port in use is known before the model is loaded; port 0 takes a free one.
+
+    Raises:
+      OSError: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return bound
+
+
+def run(service: Service, bound: socket.socket, *, access_log: bool = True) -> None:
+    """Serves until a signal comes."""
+    config = uvicorn.Config(
+        create_app(service),
+        log_level="info",
+        access_log=access_log,
+        # Streams that outlive the drain are told so within it; this only bounds a client that does not read.
+        timeout_graceful_shutdown=5,
+    )
+    host, port = bound.getsockname()[:2]
+    LOG.info("serving %s on http://%s:%d", service.model_name, f"[{host}]" if ":" in host else host, port)
+    Server(config, service).run(sockets=[bound])
