@@ -35,7 +35,6 @@ def asked(llms, *argv):
         ([], ["MODEL"]),
         (["model", "--port", "many"], ["--port", "'many'"]),
         (["model", "--port", "0", "--drain-timeout", "0"], ["drain_timeout must be in (0, inf) seconds, got 0.0."]),
-        (["model", "--port", "0", "--return-sampling-mask"], ["requires logprobs_mode='processed_logprobs'"]),
         (["model", "--port", "0", "--speculative-config", "["], ["speculative_config must be JSON, got '['"]),
         (["generate"], ["MODEL"]),
         (["generate", "model"], ["at least one prompt"]),
