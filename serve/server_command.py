@@ -137,13 +137,14 @@ def _open_model(options: ServerOptions) -> LLM:
     from serve import LLM
 
     speculative = _speculative_config(options.speculative_config)
+    caches = speculative is None if options.enable_prefix_caching is None else options.enable_prefix_caching
     logging.getLogger("serve").info("loading %s", options.model)
     return LLM(
         options.model,
         dtype=options.dtype,
         generation_config=options.generation_config,
         speculative_config=speculative,
-        **engine_settings(options),
+        **engine_settings(options) | {"enable_prefix_caching": caches},
     )
 
 
