@@ -58,8 +58,8 @@ class Engine:
         """
         self.config = EngineConfig() if config is None else config
         most = most_tokens(model, self.config)
-        can_score = isinstance(model, ScoringModel)
-        self.limits = Limits(self.config, vocab_size or model.vocab_size, most, tokenizer, can_score)
+        size = vocab_size or model.vocab_size
+        self.limits = Limits(self.config, size, most, tokenizer, isinstance(model, ScoringModel))
         self.default_params = default_params(generation_defaults or {})
         self.counters = Counters()
         self._weights = Weights(model)
@@ -240,8 +240,7 @@ class Engine:
         reading = Reading(chunk.report)
         changed: dict[str, Answer] = {}
         for completion, is_cut in deliver(reading, chunk):
-            name = completion.request.request_id
-            changed[name] = self._answers[name]
+            changed[completion.request.request_id] = self._answers[completion.request.request_id]
             if completion.finish_reason is not None:
                 self._release(completion, is_cut=is_cut)
         for answer in changed.values():
