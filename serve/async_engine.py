@@ -175,7 +175,6 @@ class AsyncEngine:
         self._tickets[request.request_id] = ticket
         if deadline is not None:
             ticket.timer = self._loop.call_later(max(deadline - time.monotonic(), 0), self._expire, ticket)
-
         self._thread.do(lambda: self._begin(ticket)).add_done_callback(
             lambda taken: self._post(self._fail, ticket, error) if (error := taken.exception()) else None
         )
@@ -228,11 +227,10 @@ class AsyncEngine:
             if self.observer is not None:
                 self.observer.failed()
 
-    def _fail_all(self, error: Exception, last: float = math.inf) -> None:
-        """Those that were taken up to number `last`."""
-        for ticket in list(self._tickets.values()):
-            if ticket.number <= last:
-                self._fail(ticket, error)
+    def _fail_all(self, error: Exception, last: int | None = None) -> None:
+        """Those that were taken up to number `last`; all for None."""
+        for ticket in [one for one in self._tickets.values() if last is None or one.number <= last]:
+            self._fail(ticket, error)
 
     def _close(self, ticket: Ticket) -> None:
         num_ended, now = ticket.request.params.n, time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from serve.outputs import RequestOutput
 from serve.requests import Request
@@ -41,6 +41,7 @@ class EngineError(Exception):
     """The engine failed while it answered."""
 
 
+@runtime_checkable
 class Observer(Protocol):
     """Is told what came of requests, on the event loop; it must not raise."""
 
