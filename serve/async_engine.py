@@ -225,7 +225,7 @@ class AsyncEngine:
             self._close(ticket)
             ticket.put(error)
             if self.observer is not None:
-                self.observer.failed()
+                self.observer.failed(ticket.request.request_id)
 
     def _fail_all(self, error: Exception, last: int | None = None) -> None:
         """Those that were taken up to number `last`; all for None."""

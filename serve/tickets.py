@@ -49,7 +49,7 @@ class Observer(Protocol):
         """An output went to whoever waits for it."""
         ...
 
-    def failed(self) -> None:
+    def failed(self, request_id: str) -> None:
         """A request ended by an error of the engine, or because the server stops."""
         ...
 

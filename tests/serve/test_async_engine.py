@@ -19,7 +19,7 @@ class Watch:
     def delivered(self, output):
         self.names.append(output.request_id)
 
-    def failed(self):
+    def failed(self, request_id):
         self.num_failed += 1
 
 
