@@ -218,8 +218,7 @@ class Engine:
             return
         # Shapes cannot shrink while something runs, but need not grow for those that come later.
         num_tokens = max(one.request.num_tokens for one in arriving) if num_running else longest
-        num_rows = num_running + len(arriving)
-        self._slots.fit(self._weights.model, num_rows, num_tokens, self.limits.max_model_len)
+        self._slots.fit(self._weights.model, num_running + len(arriving), num_tokens, self.limits.max_model_len)
         placed = self._slots.place(arriving)
         if self._slots.must_remember():
             while self._chunks:

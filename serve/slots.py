@@ -94,9 +94,11 @@ class Slots:
     @property
     def used_share(self) -> float:
         """Of the tokens that all slots have room for, those that are there; in [0, 1]."""
-        owners = [owner for owner in self.owners if owner is not None]
+        # Each read once: other threads ask too.
+        slots, capacity = self.owners, self.capacity
+        owners = [owner for owner in slots if owner is not None]
         used = sum(len(owner.request.prompt_token_ids) + len(owner.token_ids) for owner in owners)
-        return used / (len(self.owners) * self.capacity) if owners else 0.0
+        return used / max(len(slots) * capacity, used, 1)
 
     @property
     def keeps_all(self) -> bool:
