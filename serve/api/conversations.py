@@ -99,6 +99,8 @@ def plain_messages(messages: Sequence[Message]) -> list[Message]:
 
 
 def _plain(name: str, message: Message) -> Message:
+    if not isinstance(message.get("role"), str):
+        raise ValueError(f"{name}.role must be a text, got {message.get('role')!r:.100}")
     content = message.get("content")
     if content is not None:
         content = _content(f"{name}.content", content)
