@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -24,6 +23,7 @@ _TYPES = {
     401: "AuthenticationError",
     403: "PermissionDeniedError",
     404: "NotFoundError",
+    405: "MethodNotAllowedError",
     409: "ConflictError",
     413: "RequestEntityTooLargeError",
     415: "UnsupportedMediaTypeError",
@@ -52,7 +52,7 @@ class ApiError(Exception):
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
     """OpenAI's error object."""
-    kind = _TYPES.get(status, "InternalServerError" if status >= 500 else HTTPStatus(status).phrase.replace(" ", ""))
+    kind = _TYPES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 

@@ -79,7 +79,9 @@ async def _tickets(service: Service, body: GenerateBody) -> list[Ticket]:
     name = f"generate-tokens-{uuid.uuid4().hex if body.request_id is None else body.request_id}"
     if body.output_mode == "text" and service.tokenizer is None:
         raise ApiError(400, "output_mode text needs a tokenizer, which this model does not have.", "output_mode")
-    request = await check(service, name, body.token_ids, params, is_streamed=bool(body.stream))
+    request = await check(
+        service, name, body.token_ids, params, is_streamed=bool(body.stream), cache_salt=body.cache_salt
+    )
     return submit(service, [request], body.timeout)
 
 
