@@ -44,6 +44,8 @@ class ApiError(Exception):
 
     def __init__(self, status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None):
         """An error."""
+        # Whatever came in a request may be in it; a response holds whole characters alone.
+        message = message.encode(errors="backslashreplace").decode()
         super().__init__(message)
         self.status, self.message, self.param, self.headers = status, message, param, dict(headers or {})
 

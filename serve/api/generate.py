@@ -11,19 +11,12 @@ from pydantic import Field
 
 from serve.api.answers import EventStream, check, json_response, streamed, submit, unless_gone, whole
 from serve.api.errors import ApiError
-from serve.api.fields import Body, SamplingFields, about, sampling_params
+from serve.api.fields import Body, SamplingFields, StreamOptions, about, sampling_params
 from serve.api.masks import MaskFormat, mask_json
 from serve.api.service import Service, check_model
 from serve.api.usage import usage_of
 from serve.outputs import CompletionOutput, RequestOutput
 from serve.tickets import Ticket
-
-
-class StreamOptions(Body):
-    """What a stream holds besides."""
-
-    include_usage: bool | None = about("End with the number of tokens.")
-    continuous_usage_stats: bool | None = about("Tell the number of tokens so far with each event.")
 
 
 class TokenSampling(SamplingFields):

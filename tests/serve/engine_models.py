@@ -54,7 +54,7 @@ class Words(Pieces):
         return token_ids
 
     def apply_chat_template(self, messages, add_generation_prompt=True, **values):
-        turns = "".join(f"{message['role'][0]}:{message['content']};" for message in messages)
+        turns = "".join(f"{message['role'][:1]}:{message['content']};" for message in messages)
         return "<|bos|>" + turns + ("a:" if add_generation_prompt else "") + "".join(sorted(values))
 
 
