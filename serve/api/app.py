@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
 
-from serve.api import generate
+from serve.api import generate, page
 from serve.api.errors import add_error_handlers
 from serve.api.middleware import BodyLimit
 from serve.api.service import Service
@@ -26,5 +26,6 @@ def create_app(service: Service) -> FastAPI:
     app = FastAPI(title="jaxmask", summary="Completions with the support of every token", lifespan=lifespan)
     add_error_handlers(app)
     app.include_router(generate.router(service))
+    app.include_router(page.router(service))
     app.add_middleware(BodyLimit, max_bytes=service.config.max_body_bytes)
     return app
