@@ -1,5 +1,7 @@
 import contextlib
+import json
 import threading
+import time
 
 import jax
 import numpy as np
@@ -9,6 +11,7 @@ from serving import NAME, SAMPLING, running_server
 from tiny_weights import CONFIG, damaged, decoder, edited, with_number
 
 import models
+from jaxmask import SamplingParams
 from models.orbax_weights import save_orbax
 from serve.api.control import PATHS, _named
 from serve.api.service import ServerConfig
@@ -31,10 +34,10 @@ def folders(tmp_path_factory):
     save_orbax(decoder(1), folder / "orbax")
     for value in ("nan", "inf"):
         models.save(with_number(decoder(1), float(value)), folder / value)
-    for name in ("damaged", "theta", "no-weights", "no-json"):
+    for name in ("damaged", "epsilon", "no-weights", "no-json"):
         models.save(decoder(1), folder / name)
     damaged(folder / "damaged")
-    edited(folder / "theta", rope_theta=123.0)
+    edited(folder / "epsilon", rms_norm_eps=0.01)
     (folder / "no-weights" / "model.safetensors").unlink()
     (folder / "no-json" / "config.json").write_text("{")
     models.save(decoder(1, mlp_width=32), folder / "wider")
@@ -53,6 +56,9 @@ def running(folders):
     model = models.load(folders / "0")[0]
     with running_server(model, None, config=RL, is_warm=False, enable_prefix_caching=True) as running:
         del model
+        # The first two requests compile what all further ones need.
+        for token_id in (3, 4):
+            running.generate([token_id, *PROMPT], sampling_params=LONG)
         yield running
 
 
@@ -62,8 +68,6 @@ def expected():
 
     def answer(seed):
         engine = Engine(decoder(seed), None, EngineConfig(**SETTINGS, **SHAPE))
-        from jaxmask import SamplingParams
-
         engine.add_request("a", PROMPT, SamplingParams(**LONG))
         outputs = []
         while engine.has_unfinished_requests():
@@ -104,17 +108,38 @@ def assert_answers(running, expected, version):
     assert choice["weight_versions"] == [{"version": version, "start": 0, "end": 50}]
 
 
+@contextlib.contextmanager
+def stopping_after_tokens(engine):
+    """The engine takes no step after the first tokens until the server is paused."""
+    step, seen = engine.engine.step, []
+
+    def step_or_wait():
+        end = time.monotonic() + 30
+        while seen and engine.gate.state == "open":
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        outputs = step()
+        seen.extend(outputs)
+        return outputs
+
+    engine.engine.step = step_or_wait
+    try:
+        yield
+    finally:
+        del engine.engine.step
+
+
 class Held:
     """A streamed request that a pause keeps after its first tokens."""
 
     def __init__(self, running):
-        self._running, self._has_begun, self.error = running, threading.Event(), None
+        self._running, self._has_begun = running, threading.Event()
         self.tokens, self.spans, self.reason = [], [], None
-        # The device is slower than the pause; but to be sure, the pause comes with the first event.
         self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-        assert self._has_begun.wait(30)
-        post(running, "/pause?mode=keep")
+        with stopping_after_tokens(running.service.engine):
+            self._thread.start()
+            assert self._has_begun.wait(30)
+            post(running, "/pause?mode=keep")
 
     def _read(self):
         body = {"token_ids": PROMPT, "sampling_params": LONG, "stream": True}
@@ -125,8 +150,6 @@ class Held:
                     self._has_begun.set()
 
     def _take(self, line):
-        import json
-
         for choice in json.loads(line[6:])["choices"]:
             self.tokens += choice["token_ids"]
             self.spans += choice["weight_versions"]
@@ -167,7 +190,7 @@ def test_weights_without_a_name_get_the_next_number(running, folders):
         ("damaged", 400, "is not a whole safetensors file"),
         ("orbax-damaged", 400, "is damaged or does not fit"),
         ("no-json", 400, "config.json"),
-        ("theta", 400, "another model: rope_theta is 123.0, of the server's model 10000.0"),
+        ("epsilon", 400, "another model: norm_eps is 0.01, of the server's model 1e-06"),
         ("wider", 400, "another model: mlp_width is 32, of the server's model 24"),
         ("deeper", 400, "another model: num_layers is 2, of the server's model 1"),
         ("nan", 400, "layers.0.down' has a number that is not finite"),
@@ -292,11 +315,11 @@ def test_an_update_that_is_overtaken_changes_nothing(running, folders, expected,
     thread = threading.Thread(target=lambda: results.append(running.client.post("/update_weights", json=body)))
     thread.start()
     while running.service.engine.gate.state != "updating":
-        pass
+        time.sleep(0.001)
     refused = running.generate(PROMPT, status=503)
     assert "new weights" in refused["error"]["message"]
-    monkeypatch.undo()
     post(running, "/pause?mode=keep")
+    monkeypatch.undo()
     thread.join(30)
     assert results[0].status_code == 409
     post(running, "/resume")
