@@ -13,6 +13,8 @@ from serve.api.app import create_app
 from serve.api.service import Service
 
 LOG = logging.getLogger("serve")
+# Seconds in which requests are still told that the server goes.
+_LAST_WORDS = 0.5
 
 
 class Server(uvicorn.Server):
@@ -42,6 +44,8 @@ class Server(uvicorn.Server):
     async def _drain(self) -> None:
         await self._service.engine.drain(self._service.config.drain_timeout)
         LOG.info("all completions have ended")
+        # Clients that were answered just now may ask once more on the connection they have.
+        await asyncio.sleep(_LAST_WORDS)
         self.should_exit = True
 
 

@@ -34,6 +34,10 @@ def create_app(service: Service) -> FastAPI:
     # The last one is the outermost.
     app.add_middleware(BodyLimit, max_bytes=service.config.max_body_bytes)
     app.add_middleware(ApiKeys, keys=service.config.api_keys)
-    engine = service.engine.engine
-    app.add_middleware(Watch, weight_version=lambda: engine.weight_version, answered=metrics.answered)
+    app.add_middleware(
+        Watch,
+        weight_version=lambda: service.engine.engine.weight_version,
+        answered=metrics.answered,
+        is_draining=lambda: service.engine.gate == "draining",
+    )
     return app
