@@ -15,24 +15,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from models.config import DecoderConfig
-from models.layer_slots import KEYS, VALUES, inserted, laid, laid_again, roomy, tokens_of_slots, written
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class SharedPrompt:
-    """What the rows of each group have in common; written once, by `KVCache.repeat`.
-
-    Attributes:
-      keys: one array per layer, laid as in `KVCache`.
-      values: one array per layer.
-      lengths: tokens of each prompt.
-    """
-
-    keys: tuple[Float[Array, "P K Hd _"], ...]
-    values: tuple[Float[Array, "P K _ Hd"], ...]
-    lengths: Int[Array, " P"]
+from models.config import DecoderConfig, require_count
+from models.layer_slots import KEYS, VALUES, first_tokens, inserted, laid, laid_again, roomy, tokens_of_slots, written
+from models.shared_prompt import SharedPrompt
 
 
 @jax.tree_util.register_dataclass
@@ -70,7 +55,7 @@ class KVCache:
           ValueError: num_rows, capacity or chunk_size below 1.
         """
         for name, value in (("num_rows", num_rows), ("capacity", capacity), ("chunk_size", chunk_size)):
-            _check_count(name, value)
+            require_count(name, value)
         windows = tuple(config.window_of(layer) for layer in range(config.num_layers))
         empty = cls((), (), jnp.zeros(num_rows, jnp.int32), None, capacity, windows, chunk_size, config.fixed_order)
         keys, values = empty._no_tokens(num_rows, config.num_kv_heads, config.head_dim, dtype)
@@ -83,10 +68,14 @@ class KVCache:
             return self.capacity
         return min(self.capacity, window + self.chunk_size - 1)
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether each layer has a slot for every token of a row."""
+        return all(self.num_slots(layer) == self.capacity for layer in range(len(self.windows)))
+
     def check_chunk(self, num_tokens: int) -> None:
         """Raises ValueError where a layer's window has no slots for so many tokens at once."""
-        is_narrow = any(self.num_slots(layer) < self.capacity for layer in range(len(self.windows)))
-        if num_tokens > self.chunk_size and is_narrow:
+        if num_tokens > self.chunk_size and not self.keeps_all:
             raise ValueError(
                 f"at most chunk_size={self.chunk_size} tokens go into this cache at once, got {num_tokens}"
             )
@@ -115,8 +104,8 @@ class KVCache:
         Raises:
           ValueError: group_size or capacity below 1, or rows that share a prompt already.
         """
-        _check_count("group_size", group_size)
-        _check_count("capacity", capacity)
+        require_count("group_size", group_size)
+        require_count("capacity", capacity)
         if self.prompt is not None:
             raise ValueError("the rows of this cache share a prompt already; a cache is repeated once")
         lengths = jnp.repeat(self.lengths, group_size)
@@ -193,6 +182,22 @@ class KVCache:
         lengths = self.lengths.at[rows].set(other.lengths, mode="drop")
         return replace(self, keys=tuple(keys), values=tuple(values), lengths=lengths)
 
+    def take_row(self, row: Int[Array, ""], num_tokens: Int[Array, ""], *, capacity: int, chunk_size: int) -> "KVCache":
+        """The first tokens of a row alone, with room for `capacity` in all; they must fit, and windows still hold them.
+
+        All else in it is 0: what the row read later, were it NaN, reaches nothing.
+        """
+        other = replace(self, capacity=capacity, chunk_size=chunk_size)
+        lengths, is_plain = num_tokens[None], self.keeps_all and other.keeps_all
+
+        def taken(leaf: Array, layer: int, axis: int) -> Array:
+            own = jax.lax.dynamic_slice_in_dim(leaf, row, 1)
+            return first_tokens(own, lengths, other.num_slots(layer), axis, is_plain)
+
+        keys = tuple(taken(leaf, layer, KEYS) for layer, leaf in enumerate(self.keys))
+        values = tuple(taken(leaf, layer, VALUES) for layer, leaf in enumerate(self.values))
+        return replace(other, keys=keys, values=values, lengths=lengths)
+
     def positions(self, layer: int, lengths: Int[Array, " B"]) -> Int[Array, "B S"]:
         """Position of the token in each own slot of a layer once rows have these lengths; below 0 where it is empty."""
         starts = self.starts
@@ -233,8 +238,3 @@ def _check_insert(cache: KVCache, rows: Int[Array, " P"], other: KVCache) -> Non
     )
     if ours != theirs:
         raise ValueError("the other cache must be of the same decoder: layers, windows, heads or dtype differ")
-
-
-def _check_count(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} must be an integer >= 1, got {value}")

@@ -31,6 +31,22 @@ def laid_again(slots: Float[Array, "B K _ _"], counts: Int[Array, " B"], num_slo
     return _taken(slots, jnp.maximum(tokens_of_slots(counts, num_slots), 0) % slots.shape[axis], axis)
 
 
+def first_tokens(
+    slots: Float[Array, "B K _ _"], counts: Int[Array, " B"], num_slots: int, axis: int, is_plain: bool
+) -> Array:
+    """The first counts[b] tokens of each row in as many slots as are asked for; 0 in the others.
+
+    With `is_plain` a token's slot is its index, here and there, so that nothing has to be looked up.
+    """
+    if is_plain:
+        kept = jax.lax.slice_in_dim(slots, 0, min(num_slots, slots.shape[axis]), axis=axis)
+        kept = _padded(kept, num_slots - kept.shape[axis], axis)
+    else:
+        kept = laid_again(slots, counts, num_slots, axis)
+    is_kept = tokens_of_slots(counts, num_slots) >= 0
+    return jnp.where(is_kept[:, None, None, :] if axis == KEYS else is_kept[:, None, :, None], kept, 0)
+
+
 def written(
     slots: Float[Array, "B K M N"], tokens: Float[Array, "B C K Hd"], places: Int[Array, "B C"], axis: int
 ) -> Float[Array, "B K M N"]:

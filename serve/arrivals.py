@@ -11,7 +11,10 @@ from jaxtyping import Array, Int
 from jaxmask import SamplingParams
 from jaxmask.batch import SamplingBatch
 from serve.completions import Completion
+from serve.config import bucket
 from serve.programs import Arrivals
+
+MIN_PROMPT_WIDTH = 16
 
 
 def looks_back_at(batch: SamplingBatch) -> tuple[bool, bool, int]:
@@ -38,16 +41,16 @@ def arrivals_of(placed: dict[int, Completion], num_slots: int, group_size: int, 
       group_size: prompts read at once.
       width: at least the length of each prompt.
     """
-    slots_of: dict[tuple[int, ...], list[int]] = {}
+    slots_of: dict[tuple[str | None, tuple[int, ...]], list[int]] = {}
     for slot, completion in placed.items():
-        slots_of.setdefault(completion.request.prompt_token_ids, []).append(slot)
-    prompts = list(slots_of)
+        slots_of.setdefault(completion.request.prompt_key, []).append(slot)
+    prompts = [token_ids for _, token_ids in slots_of]
     num_rows = -(-num_slots // group_size) * group_size
     lengths: np.ndarray = np.ones(num_rows, np.int32)
     lengths[: len(prompts)] = [len(prompt) for prompt in prompts]
     sources, slots = (np.zeros(num_slots, np.int32) for _ in range(2))
-    sources[: len(placed)] = [source for source, prompt in enumerate(prompts) for _ in slots_of[prompt]]
-    slots[: len(placed)] = [slot for prompt in prompts for slot in slots_of[prompt]]
+    sources[: len(placed)] = [source for source, found in enumerate(slots_of.values()) for _ in found]
+    slots[: len(placed)] = [slot for found in slots_of.values() for slot in found]
     return Arrivals(
         token_ids=rectangle(prompts, num_rows, width),
         lengths=jnp.asarray(lengths),
@@ -56,6 +59,14 @@ def arrivals_of(placed: dict[int, Completion], num_slots: int, group_size: int, 
         num_prompts=jnp.int32(len(prompts)),
         num_rows=jnp.int32(len(placed)),
     )
+
+
+def prompt_shape(num_tokens: int, chunk_size: int, capacity: int) -> tuple[int, int | None]:
+    """Columns for prompts of so many tokens, and how many of them are read at once where that is not all."""
+    if num_tokens > chunk_size:
+        # As many pieces as there are tokens: one width serves all.
+        return capacity, chunk_size
+    return bucket(max(num_tokens, MIN_PROMPT_WIDTH), capacity), None
 
 
 def rectangle(rows: Sequence[Sequence[int]], num_rows: int, width: int) -> Int[Array, "R S"]:

@@ -14,17 +14,15 @@ from typing import Any, Literal, TypeVar
 
 from serve.engine import Engine
 from serve.engine_thread import EngineThread
+from serve.gate import Gate, State
 from serve.outputs import RequestOutput
 from serve.requests import Request
-from serve.tickets import EngineError, OverloadedError, Ticket, UnavailableError
+from serve.tickets import EngineError, Observer, OverloadedError, Ticket, UnavailableError
 
-Gate = Literal["open", "keep", "closed", "draining"]
 PauseMode = Literal["abort", "wait", "keep"]
 _MAX_RETRY_AFTER = 60
-_REASONS: dict[Gate, str] = {
-    "closed": "The server is paused; it takes requests again after /resume.",
-    "draining": "The server is shutting down.",
-}
+# Seconds for a step to end in, once nobody waits for it any longer.
+_GRACE = 10.0
 _BROKEN = "Internal server error"
 Result = TypeVar("Result")
 
@@ -35,26 +33,29 @@ class AsyncEngine:
     Attributes:
       engine: its settings and limits may be read, all else through `call`.
       max_waiting: completions that may wait for a slot.
-      gate: "open"; "keep": paused, new requests are taken and wait; "closed": paused, new ones are refused; "draining":
-        refused for good.
+      gate: whether requests may come in.
+      observer: is told what came of requests; None: nobody.
     """
 
-    def __init__(self, engine: Engine, *, max_waiting: int = 1024):
+    def __init__(self, engine: Engine, *, max_waiting: int = 1024, observer: Observer | None = None):
         """An engine that does not run yet; see `start`.
 
         Args:
           engine: without requests.
           max_waiting: completions that may wait for a slot, at least 0; further ones are refused.
+          observer: see the attribute.
         """
-        self.engine, self.max_waiting = engine, max_waiting
-        self.gate: Gate = "open"
+        self.engine, self.max_waiting, self.observer = engine, max_waiting, observer
+        self.gate = Gate()
         self._thread = EngineThread(
             engine,
             on_outputs=lambda outputs: self._post(self._deliver, outputs),
-            on_failure=lambda: self._post(self._fail_all, EngineError(_BROKEN)),
+            # What was submitted after the step that failed goes on.
+            on_failure=lambda: self._post(self._fail_all, EngineError(_BROKEN), self._num_begun),
             on_death=lambda: self._post(self._fail_all, EngineError(_BROKEN)),
         )
         self._tickets: dict[str, Ticket] = {}
+        self._num_taken = self._num_begun = 0
         self._num_open = 0
         self._last_end, self._seconds_between = time.monotonic(), 1.0
         self._idle = asyncio.Event()
@@ -75,6 +76,11 @@ class AsyncEngine:
         """Completions that were taken and have not ended."""
         return self._num_open
 
+    @property
+    def request_ids(self) -> list[str]:
+        """Names of the requests that were taken and have not ended."""
+        return list(self._tickets)
+
     def submit(self, requests: Sequence[Request], *, deadline: float | None = None) -> list[Ticket]:
         """Takes requests, all or none; the tickets give what comes of them.
 
@@ -87,7 +93,7 @@ class AsyncEngine:
           OverloadedError: too many wait already.
           ValueError: one of that name is being answered, or there are more completions than may ever wait.
         """
-        if self.gate in _REASONS or not self.is_alive:
+        if self.gate.refusal or not self.is_alive:
             raise self._unavailable()
         num_new = sum(request.params.n for request in requests)
         self._check_room(num_new)
@@ -101,7 +107,7 @@ class AsyncEngine:
 
     def abort(self, request_ids: Sequence[str] | None = None) -> int:
         """Ends requests, all of them for None; each is answered with what was read of it. Returns how many."""
-        names = list(self._tickets) if request_ids is None else [name for name in request_ids if name in self._tickets]
+        names = [name for name in self._tickets if request_ids is None or name in request_ids]
         if names:
             self._thread.do(lambda: self.engine.abort_request(names))
         return len(names)
@@ -110,53 +116,74 @@ class AsyncEngine:
         """What `work` returns or raises, on the engine's thread between two steps; EngineError once that has ended."""
         return await asyncio.wrap_future(self._thread.do(lambda: work(self.engine)))
 
-    async def pause(self, mode: PauseMode = "abort") -> None:
+    async def pause(self, mode: PauseMode = "abort", gate: Literal["closed", "updating", "asleep"] = "closed") -> None:
         """Stops: after ending all requests, after answering them, or as they are. Nothing runs until `resume`.
 
-        With "keep", new requests are taken and wait; else they are refused.
+        With "keep", new requests are taken and wait; else they are refused, for the reason that `gate` gives.
+
+        Raises:
+          OvertakenError: another call changed the gate before all requests had ended.
+          UnavailableError: the server shuts down, or its engine has died.
         """
-        if self.gate == "draining":
-            raise self._unavailable()
-        self.gate = "keep" if mode == "keep" else "closed"
+        self._turn("keep" if mode == "keep" else gate)
         if mode == "abort":
             self.abort()
         if mode != "keep":
-            await self._idle.wait()
+            # Requests that an earlier pause kept end as well.
+            self._thread.do(lambda: self._thread.freeze(False))
+            await self.gate.wait_for(self._idle)
         await self.call(lambda _: self._thread.freeze(True))
 
-    async def resume(self) -> None:
-        """Goes on after `pause`."""
-        if self.gate == "draining":
-            raise self._unavailable()
-        await self.call(lambda _: self._thread.freeze(False))
-        self.gate = "open"
+    async def resume(self, gate: Literal["open", "keep", "closed"] = "open") -> None:
+        """Goes on after `pause`, or back to another kind of pause.
+
+        Raises:
+          UnavailableError: the server shuts down, or its engine has died.
+        """
+        self._turn(gate)
+        # Asked for at once: the thread hears of changes in the order of the gate's.
+        await self.call(lambda _: self._thread.freeze(gate != "open"))
 
     async def drain(self, timeout: float) -> None:
         """Answers what was taken and nothing more; after `timeout` seconds, with what was read until then."""
-        self.gate = "draining"
+        self.gate.turn("draining")
         self._thread.do(lambda: self._thread.freeze(False))
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), timeout)
-        self.abort()
-        if self.is_alive:
-            await self._idle.wait()
+        if not await self._is_idle_within(timeout):
+            self.abort()
+        if not await self._is_idle_within(_GRACE):
+            self._fail_all(self._unavailable())
 
     async def stop(self) -> None:
         """Ends the thread; whoever still waits is told so."""
-        self.gate = "draining"
-        await asyncio.to_thread(self._thread.stop)
+        self.gate.turn("draining")
+        await asyncio.to_thread(self._thread.stop, _GRACE)
         self._fail_all(self._unavailable())
 
+    def _turn(self, gate: State) -> None:
+        if self.gate.state == "draining" or not self.is_alive:
+            raise self._unavailable()
+        self.gate.turn(gate)
+
+    async def _is_idle_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        return self._idle.is_set()
+
     def _take(self, request: Request, deadline: float | None) -> Ticket:
-        ticket = Ticket(request, self._cancel)
+        self._num_taken += 1
+        ticket = Ticket(request, self._cancel, self._num_taken)
         self._tickets[request.request_id] = ticket
         if deadline is not None:
             ticket.timer = self._loop.call_later(max(deadline - time.monotonic(), 0), self._expire, ticket)
-
-        self._thread.do(lambda: self.engine.submit(request)).add_done_callback(
+        self._thread.do(lambda: self._begin(ticket)).add_done_callback(
             lambda taken: self._post(self._fail, ticket, error) if (error := taken.exception()) else None
         )
         return ticket
+
+    def _begin(self, ticket: Ticket) -> None:
+        """On the thread."""
+        self._num_begun = ticket.number
+        self.engine.submit(ticket.request)
 
     def _check_room(self, num_new: int) -> None:
         most = self.max_waiting + self.engine.config.max_num_seqs
@@ -169,7 +196,7 @@ class AsyncEngine:
             )
 
     def _unavailable(self) -> UnavailableError:
-        return UnavailableError(_REASONS.get(self.gate, "The engine does not run."), self._retry_after())
+        return UnavailableError(self.gate.refusal or "The engine does not run.", self._retry_after())
 
     def _retry_after(self) -> int:
         """Seconds in which about half of what goes on will have ended."""
@@ -190,14 +217,19 @@ class AsyncEngine:
                 if output.finished:
                     self._close(ticket)
                 ticket.put(output)
+                if self.observer is not None:
+                    self.observer.delivered(output)
 
     def _fail(self, ticket: Ticket, error: Exception) -> None:
         if self._tickets.get(ticket.request.request_id) is ticket:
             self._close(ticket)
             ticket.put(error)
+            if self.observer is not None:
+                self.observer.failed(ticket.request.request_id)
 
-    def _fail_all(self, error: Exception) -> None:
-        for ticket in list(self._tickets.values()):
+    def _fail_all(self, error: Exception, last: int | None = None) -> None:
+        """Those that were taken up to number `last`; all for None."""
+        for ticket in [one for one in self._tickets.values() if last is None or one.number <= last]:
             self._fail(ticket, error)
 
     def _close(self, ticket: Ticket) -> None:

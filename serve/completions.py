@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,7 @@ from jaxmask import wire
 from jaxmask.params import SamplingParams
 from jaxmask.rollout import Finish
 from serve.detokenizer import Detokenizer
-from serve.outputs import CompletionOutput, FinishReason, RequestOutput, SamplingMask
-from serve.prompt_scores import PromptScores
+from serve.outputs import CompletionOutput, FinishReason, SamplingMask, WeightSpan
 from serve.report import RowLogprobs
 from serve.requests import Limits, Request
 from serve.texts import with_texts
@@ -35,6 +33,7 @@ class Completion:
       token_ids: so far.
       finish_reason: None while it goes on.
       stop_reason: the stop string or stop id that ended it.
+      num_cached_tokens: of its prompt, that had been read before; None where nothing is kept.
     """
 
     def __init__(self, index: int, request: Request, row_params: SamplingParams, limits: Limits):
@@ -43,6 +42,8 @@ class Completion:
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
+        self.num_cached_tokens: int | None = None
+        self._spans: list[WeightSpan] = []
         self._limits = limits
         self._text = Detokenizer(limits.tokenizer, request.params)
         self._logprobs: list[dict[int, wire.Logprob]] = []
@@ -57,7 +58,12 @@ class Completion:
         return self.request.is_streamed or bool(self.request.params.stop)
 
     def take(
-        self, token_ids: list[int], finish: Finish, mask: SamplingMask | None, logprobs: RowLogprobs | None
+        self,
+        token_ids: list[int],
+        finish: Finish,
+        mask: SamplingMask | None,
+        logprobs: RowLogprobs | None,
+        weight_version: str,
     ) -> None:
         """New tokens, as they came from the device; those past a stop string are dropped, with all that is theirs."""
         num_before = self._text.num_tokens
@@ -71,6 +77,8 @@ class Completion:
             self.finish_reason = _REASONS[finish]
             self.stop_reason = self._stop_id(token_ids[-1]) if finish == Finish.STOP else None
         self.token_ids += token_ids[:num_kept]
+        if num_kept:
+            self._take_version(weight_version, num_kept)
         if mask is not None:
             self._masks.append(mask[:num_kept])
         if logprobs is not None:
@@ -109,12 +117,21 @@ class Completion:
             sampling_mask=SamplingMask.concatenate(self._masks) if self.request.returns_mask else None,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            weight_versions=[span._replace(start=max(span.start, begin)) for span in self._spans if span.end > begin],
         )
 
     def _stop_id(self, token_id: int) -> int | None:
         """A stop id of the request's own; None for the model's EOS."""
         is_eos = token_id in eos_token_ids(self._limits.tokenizer)
         return None if is_eos and not self.request.params.ignore_eos else token_id
+
+    def _take_version(self, version: str, num_tokens: int) -> None:
+        """Whose the last tokens are."""
+        end = len(self.token_ids)
+        start = end - num_tokens
+        if self._spans and self._spans[-1].version == version:
+            start = self._spans.pop().start
+        self._spans.append(WeightSpan(version, start, end))
 
     def _take_logprobs(self, token_ids: np.ndarray, found: RowLogprobs) -> None:
         num = len(token_ids)
@@ -129,43 +146,3 @@ class Completion:
 def eos_token_ids(tokenizer: Any) -> tuple[int, ...]:
     """Ids that end a completion; none without a tokenizer."""
     return () if tokenizer is None else tuple(tokenizer.eos_token_ids)
-
-
-class Answer:
-    """A request that is being answered: its completions.
-
-    Attributes:
-      request: the request.
-      completions: by index.
-    """
-
-    def __init__(self, request: Request, rows: Sequence[SamplingParams], limits: Limits):
-        """Completions without tokens, one for each of the settings."""
-        self.request = request
-        self.completions = [Completion(index, request, row, limits) for index, row in enumerate(rows)]
-        self._scores = None if request.params.prompt_logprobs is None else PromptScores(request, limits)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether all completions have ended."""
-        return all(completion.finish_reason is not None for completion in self.completions)
-
-    def begin(self, model: Any) -> None:
-        """Asks the device for log-probabilities of the prompt, where they are wanted; nothing waits for them."""
-        if self._scores is not None:
-            self._scores.start(model)
-
-    def output(self) -> RequestOutput:
-        """All of it; or, of a request that is streamed, what came since the last call."""
-        if self.request.is_streamed:
-            outputs = [delta for one in self.completions if (delta := one.delta()) is not None]
-        else:
-            outputs = [one.output() for one in self.completions]
-        return RequestOutput(
-            request_id=self.request.request_id,
-            prompt=self.request.prompt,
-            prompt_token_ids=list(self.request.prompt_token_ids),
-            prompt_logprobs=None if self._scores is None else self._scores.entries(),
-            outputs=outputs,
-            finished=self.is_finished,
-        )

@@ -32,6 +32,7 @@ _COUNTS = (
     "stream_interval",
     "prefill_tokens",
     "prefill_chunk_size",
+    "prefix_cache_tokens",
 )
 _NGRAM = ("method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
 
@@ -56,7 +57,9 @@ class EngineConfig:
       steps_per_chunk: steps that the device takes between two looks of the host, at most.
       stream_interval: the same while the host waits for tokens: to stream them, or to look for stop strings.
       prefill_tokens: tokens of short prompts that are read at once; None: 32 on CPUs, 4096 elsewhere.
-      prefill_chunk_size: tokens of a long prompt that are read at once.
+      prefill_chunk_size: longer prompts are read in pieces of so many tokens, between which others get theirs.
+      enable_prefix_caching: keep what was read of prompts, for others that begin alike; without speculation only.
+      prefix_cache_tokens: tokens that there is room for in what is kept.
 
     Raises:
       ValueError: a field outside its range or, with vLLM's text, a mode that supports cannot go with.
@@ -76,10 +79,12 @@ class EngineConfig:
     stream_interval: int = 4
     prefill_tokens: int | None = None
     prefill_chunk_size: int = 512
+    enable_prefix_caching: bool = False
+    prefix_cache_tokens: int = 16384
 
     def __post_init__(self) -> None:
         """Checks the fields."""
-        for field in ("return_sampling_mask", "unbounded_support"):
+        for field in ("return_sampling_mask", "unbounded_support", "enable_prefix_caching"):
             check_flag(field, getattr(self, field))
         check_engine(return_sampling_mask=self.return_sampling_mask, logprobs_mode=self.logprobs_mode)
         for field in _COUNTS:
@@ -91,6 +96,8 @@ class EngineConfig:
             raise ValueError(f"max_logprobs must be non-negative or -1, got {self.max_logprobs}.")
         if self.seed is not None:
             check_integer("seed", self.seed)
+        if self.enable_prefix_caching and self.speculation is not None:
+            raise ValueError("enable_prefix_caching does not go with speculation: of guesses nothing is kept.")
 
 
 def bucket(size: int, most: int | None = None) -> int:

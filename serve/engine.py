@@ -10,18 +10,20 @@ import collections
 from collections.abc import Iterable
 from typing import Any
 
-import jax
-
 from jaxmask import SamplingParams
-from jaxmask.rollout import Finish
-from serve.completions import Answer, Completion, eos_token_ids
-from serve.config import EngineConfig, default_params, derived_seeds, most_tokens
+from serve.answers import Answer, Answers
+from serve.completions import Completion, eos_token_ids
+from serve.config import EngineConfig, default_params, most_tokens
+from serve.delivery import deliver
 from serve.outputs import RequestOutput
 from serve.programs import ScoringModel
+from serve.reading import PromptReader
 from serve.report import Reading
 from serve.requests import Limits, Request, TokenIds
 from serve.slots import Chunk, Slots
 from serve.stats import Counters
+from serve.waiting import Waiting
+from serve.weights import Weights
 
 
 class Engine:
@@ -52,22 +54,21 @@ class Engine:
           generation_defaults: content of a generation_config.json, for requests that bring no settings.
 
         Raises:
-          ValueError: max_model_len beyond what the model can read.
+          ValueError: max_model_len beyond what the model can read, or prefix caching for a model that has no `extend`.
         """
         self.config = EngineConfig() if config is None else config
         most = most_tokens(model, self.config)
-        can_score = isinstance(model, ScoringModel)
-        self.limits = Limits(self.config, vocab_size or model.vocab_size, most, tokenizer, can_score)
+        size = vocab_size or model.vocab_size
+        self.limits = Limits(self.config, size, most, tokenizer, isinstance(model, ScoringModel))
         self.default_params = default_params(generation_defaults or {})
         self.counters = Counters()
-        self._model = model
+        self._weights = Weights(model)
         self._slots = Slots(model, self.config, self.limits.vocab_size, eos_token_ids(tokenizer))
-        self._waiting: collections.deque[Completion] = collections.deque()
+        self._reader = PromptReader(model, self.config, self._slots, self.counters)
+        self._waiting = Waiting(self.config.max_num_seqs)
         self._unseen: list[Completion] = []
         self._chunks: collections.deque[Chunk] = collections.deque()
-        self._answers: dict[str, Answer] = {}
-        self._outputs: list[RequestOutput] = []
-        self._seeds = derived_seeds(self.config.seed)
+        self._answers = Answers(self.limits)
 
     @property
     def num_running(self) -> int:
@@ -79,9 +80,24 @@ class Engine:
         """Completions that wait for one."""
         return len(self._waiting)
 
+    @property
+    def capacity_share(self) -> float:
+        """Of the tokens that the slots have room for, those that are there; in [0, 1]."""
+        return self._slots.used_share
+
+    @property
+    def model(self) -> Any:
+        """The model that answers."""
+        return self._weights.model
+
+    @property
+    def weight_version(self) -> str:
+        """The name of its weights; "0" at first."""
+        return self._weights.version
+
     def has_unfinished_requests(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self._answers or self._outputs)
+        return self._answers.has_unfinished
 
     def check(
         self,
@@ -91,10 +107,13 @@ class Engine:
         *,
         is_streamed: bool = False,
         text: str | None = None,
+        cache_salt: str | None = None,
     ) -> Request:
         """A request that can be answered; raises ValueError where it cannot. See `Request.of`."""
         params = self.default_params if params is None else params
-        return Request.of(request_id, prompt, params, self.limits, is_streamed=is_streamed, text=text)
+        return Request.of(
+            request_id, prompt, params, self.limits, is_streamed=is_streamed, text=text, cache_salt=cache_salt
+        )
 
     def submit(self, request: Request) -> None:
         """Takes a request, to be answered by `step`.
@@ -102,14 +121,8 @@ class Engine:
         Raises:
           ValueError: one of that name is being answered.
         """
-        if request.request_id in self._answers:
-            raise ValueError(f"request_id must be new, got {request.request_id!r}, which is being answered.")
-        seed = next(self._seeds) if request.params.seed is None else request.params.seed
-        vocab_size = self.limits.vocab_size
-        rows = (request.row_params(index, seed, vocab_size) for index in range(request.params.n))
-        answer = Answer(request, list(rows), self.limits)
-        self._answers[request.request_id] = answer
-        self._waiting.extend(answer.completions)
+        answer = self._answers.begin(request)
+        self._waiting.add(answer.completions)
         self._unseen.extend(answer.completions)
         self.counters.num_prompt_tokens += len(request.prompt_token_ids)
 
@@ -120,37 +133,51 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         is_streamed: bool = False,
+        cache_salt: str | None = None,
     ) -> None:
         """`check` and `submit`."""
-        self.submit(self.check(request_id, prompt, params, is_streamed=is_streamed))
+        self.submit(self.check(request_id, prompt, params, is_streamed=is_streamed, cache_salt=cache_salt))
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """Ends requests; the next `step` gives out what was read of them. Names of others are passed over."""
         for request_id in [request_ids] if isinstance(request_ids, str) else request_ids:
             answer = self._answers.get(request_id)
-            for completion in () if answer is None else answer.completions:
-                if completion.finish_reason is None:
-                    completion.abort()
-                    self._slots.release(completion, is_cut=True)
             if answer is not None:
-                self._give_out(answer)
-        self._waiting = collections.deque(one for one in self._waiting if one.finish_reason is None)
+                self._waiting.drop(request_id)
+                for completion in answer.completions:
+                    if completion.finish_reason is None:
+                        completion.abort()
+                        self._release(completion, is_cut=True)
+                self._answers.give_out(answer)
 
     def reset(self) -> None:
         """Drops all requests, and what is on the device: after an error, which may have left that in pieces."""
-        self._slots.clear()
-        for pending in (self._waiting, self._unseen, self._chunks, self._answers, self._outputs):
+        for pending in (self._slots, self._reader, self._waiting, self._answers, self._unseen, self._chunks):
             pending.clear()
 
-    def update_weights(self, model: Any) -> None:
-        """Goes on with another model from the next chunk on; what was read of running completions stays in the cache.
+    def release(self) -> None:
+        """Drops all that is on the device but the weights and a row of settings; ValueError while requests run."""
+        if self.has_unfinished_requests():
+            raise ValueError("requests are being answered: let them finish, or abort them")
+        self.reset()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets what is kept of prompts. True, as in vLLM: nothing hinders it, not even requests that run."""
+        self._reader.forget()
+        return True
+
+    def update_weights(self, model: Any, weight_version: str | None = None) -> None:
+        """Goes on with another model from the next chunk on: with what was read of prompts that run, and of no others.
+
+        Args:
+          model: of the shapes and types of the one before.
+          weight_version: the name of its weights; None: the number after the one before, or the name before and "+1".
 
         Raises:
           ValueError: it has other shapes or types, for which all would be compiled anew.
         """
-        if _shapes(model) != _shapes(self._model):
-            raise ValueError("the new model must have the shapes and types of the one before")
-        self._model = model
+        self._weights.replace(model, weight_version)
+        self._reader.forget()
 
     def step(self) -> list[RequestOutput]:
         """What came since the last call: requests that ended, and new tokens of those that are streamed.
@@ -158,19 +185,19 @@ class Engine:
         Asks the device for further steps before it waits for those before.
         """
         self._admit()
-        if not self._slots.is_idle:
-            self._chunks.append(self._slots.decode(self._model, *self._pace()))
+        self._reader.advance(self._weights.model)
+        if self._slots.is_decoding:
+            self._chunks.append(self._slots.decode(self._weights.model, *self._pace(), self._weights.version))
         if len(self._chunks) > 1:
             self._read(self._chunks.popleft())
-        if self._slots.is_idle:
+        if not self._slots.is_decoding:
             # Nothing in flight belongs to anyone.
             self._chunks.clear()
         return self.take_outputs()
 
     def take_outputs(self) -> list[RequestOutput]:
         """What is there to give out, without a further step: that of requests that were aborted."""
-        outputs, self._outputs = self._outputs, []
-        return outputs
+        return self._answers.take_outputs()
 
     def _pace(self) -> tuple[int, int]:
         """Most steps of the next chunk, and rows that may lie idle in it."""
@@ -185,67 +212,38 @@ class Engine:
         self._unseen.clear()
         if not self._waiting:
             return
-        num_rows = min(self.num_running + len(self._waiting), self.config.max_num_seqs)
-        was_idle = self._slots.is_idle
-        self._fit(num_rows, self._waiting if was_idle else ())
-        arriving = [self._waiting.popleft() for _ in range(min(self._slots.num_free, len(self._waiting)))]
+        num_running, longest = self.num_running, self._waiting.most_tokens
+        arriving = self._waiting.take(self.config.max_num_seqs - num_running)
         if not arriving:
             return
-        if not was_idle:
-            self._fit(num_rows, arriving)
+        # Shapes cannot shrink while something runs, but need not grow for those that come later.
+        num_tokens = max(one.request.num_tokens for one in arriving) if num_running else longest
+        self._slots.fit(self._weights.model, num_running + len(arriving), num_tokens, self.limits.max_model_len)
         placed = self._slots.place(arriving)
         if self._slots.must_remember():
             while self._chunks:
                 self._read(self._chunks.popleft())
             self._slots.remember()
-        self._slots.admit(self._model, placed)
+        self._reader.admit(self._weights.model, placed)
         for completion in arriving:
-            self._answers[completion.request.request_id].begin(self._model)
+            self._answers[completion.request.request_id].scheduled(self._weights.model)
 
-    def _fit(self, num_rows: int, completions: Iterable[Completion]) -> None:
-        num_tokens = max((one.request.num_tokens for one in completions), default=1)
-        self._slots.fit(self._model, num_rows, num_tokens, self.limits.max_model_len)
+    def _release(self, completion: Completion, *, is_cut: bool) -> None:
+        """Takes the slot of a completion that has ended, where it has one; `is_cut` as in `Slots.release`."""
+        self._reader.drop(completion)
+        self._slots.release(completion, is_cut=is_cut)
+        self._waiting.ended(completion)
 
     def _read(self, chunk: Chunk) -> None:
         """What a chunk drew, to the completions that had its rows and go on."""
-        reading, changed = Reading(chunk.report), {}
-        for slot, completion in enumerate(chunk.owners):
-            finish = Finish(int(reading.finish[slot]))
-            count = int(reading.counts[slot])
-            if completion is None or completion.finish_reason is not None or (count, finish) == (0, Finish.RUNNING):
-                continue
-            request = completion.request
-            completion.take(
-                reading.token_ids[slot, :count].tolist(),
-                finish,
-                reading.mask(slot) if request.returns_mask else None,
-                reading.logprobs(slot) if request.params.logprobs is not None else None,
-            )
+        reading = Reading(chunk.report)
+        changed: dict[str, Answer] = {}
+        for completion, is_cut in deliver(reading, chunk):
+            changed[completion.request.request_id] = self._answers[completion.request.request_id]
             if completion.finish_reason is not None:
-                self._slots.release(completion, is_cut=finish == Finish.RUNNING)
-            changed[request.request_id] = self._answers[request.request_id]
+                self._release(completion, is_cut=is_cut)
         for answer in changed.values():
-            self._give_out(answer)
+            answer.got_tokens()
+            self._answers.give_out(answer)
         self._slots.num_ids = reading.num_ids
-        self._count(reading, len(chunk.owners))
-
-    def _give_out(self, answer: Answer) -> None:
-        """Puts out a request that ended, or the new tokens of one that is streamed."""
-        request, is_finished = answer.request, answer.is_finished
-        if is_finished:
-            del self._answers[request.request_id]
-        if is_finished or request.is_streamed:
-            self._outputs.append(answer.output())
-
-    def _count(self, reading: Reading, num_slots: int) -> None:
-        counters = self.counters
-        counters.num_tokens += int(reading.counts.sum())
-        counters.num_steps += reading.num_steps
-        counters.num_slot_steps += reading.num_steps * num_slots
-        counters.num_busy_slot_steps += reading.num_busy
-        counters.num_bytes += reading.num_bytes
-
-
-def _shapes(model: Any) -> list[Any]:
-    leaves, _ = jax.tree_util.tree_flatten_with_path(model)
-    return [(path, leaf.shape, leaf.dtype) for path, leaf in leaves]
+        self.counters.count(reading, len(chunk.owners))

@@ -72,11 +72,14 @@ class EngineThread:
         """Takes no further steps, or goes on. To be called on the thread."""
         self._is_frozen = is_frozen
 
-    def stop(self) -> None:
-        """Ends the thread after what was asked before, and waits for it."""
+    def stop(self, timeout: float) -> None:
+        """Ends the thread after what was asked before, and waits for it, but no more than `timeout` seconds.
+
+        A step that does not end is left to itself: the thread does not keep the process.
+        """
         self.do(self._end)
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(timeout)
 
     def _end(self) -> None:
         self._is_stopping = True
@@ -105,7 +108,9 @@ class EngineThread:
         with contextlib.suppress(queue.Empty):
             while True:
                 _, future = self._inbox.get_nowait()
-                future.set_exception(EngineError("The engine does not run."))
+                # One that was cancelled meanwhile takes no result.
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(EngineError("The engine does not run."))
 
     def _step(self) -> None:
         try:
@@ -124,7 +129,10 @@ def _do(work: Callable[[], Result], future: Future[Result]) -> None:
         return
     try:
         result = work()
-    except Exception as error:
+    except BaseException as error:
+        # Whoever waits is told even where the thread ends by it.
         future.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
     else:
         future.set_result(result)

@@ -112,11 +112,34 @@ class SamplingMask:
 
 
 class WeightSpan(NamedTuple):
-    """Tokens `start` to `end` (not included) of a completion, which one version of the weights drew."""
+    """Tokens of one completion that were drawn with the same weights.
+
+    Attributes:
+      version: of the weights.
+      start: place of the first token, counted from the first of the completion.
+      end: place after the last token.
+    """
 
     version: str
     start: int
     end: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestMetrics:
+    """When what happened to a request, in seconds of `time.monotonic`; None where it has not yet.
+
+    Attributes:
+      arrival_time: it was submitted.
+      first_scheduled_time: the first of its completions got a slot.
+      first_token_time: its first tokens were there.
+      last_token_time: its newest tokens were there.
+    """
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +155,7 @@ class CompletionOutput:
       sampling_mask: the supports; None where the request did not take part.
       finish_reason: "stop" (a stop string, a stop id or EOS), "length", "error", "abort", or None while it goes on.
       stop_reason: the stop string or stop id that ended it; None for EOS and all else.
-      weight_versions: which weights drew which tokens.
+      weight_versions: which weights drew which of the tokens; of a delta, those of its own tokens.
 
     Raises:
       ValueError: sampling_mask or logprobs without exactly one entry for each token.
@@ -146,7 +169,7 @@ class CompletionOutput:
     sampling_mask: SamplingMask | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    weight_versions: Sequence[WeightSpan] = ()
+    weight_versions: list[WeightSpan] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Checks that what belongs to tokens has one entry for each."""
@@ -176,7 +199,8 @@ class RequestOutput:
       prompt_logprobs: for each of them, by id: its own, then the likeliest; None for the first, which nothing predicts.
       outputs: the completions, by index.
       finished: whether all of them are.
-      num_cached_tokens: of the prompt, found in the prefix cache; None without one.
+      num_cached_tokens: of the prompt, not read because they had been read before; None where nothing is kept.
+      metrics: when what happened; None from others than the engine.
 
     Raises:
       ValueError: prompt_logprobs without exactly one entry for each prompt token.
@@ -189,6 +213,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int | None = None
+    metrics: RequestMetrics | None = None
 
     def __post_init__(self) -> None:
         """Checks that log-probabilities of the prompt have one entry for each of its tokens."""

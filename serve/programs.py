@@ -131,7 +131,7 @@ def admit(
         def put(entry: Int[Array, ""], state: Decoding) -> Decoding:
             source = sources[entry] - first
             row = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, source, 1), started)
-            return _placed(state, row, arrivals.slots[entry])
+            return placed(state, row, arrivals.slots[entry])
 
         begin, end = ((sources < bound).sum(dtype=jnp.int32) for bound in (first, first + group_size))
         return jax.lax.fori_loop(begin, end, put, state)
@@ -178,7 +178,7 @@ def decode(
 @functools.partial(jax.jit, donate_argnames="larger")
 def move(larger: Decoding, state: Decoding) -> Decoding:
     """The slots, in the first rows of others with room for more, which keep their history where these bring none."""
-    return _placed(larger, state, jnp.int32(0))
+    return placed(larger, state, jnp.int32(0))
 
 
 @functools.partial(jax.jit, donate_argnames="state")
@@ -216,7 +216,7 @@ def score_prompts(
     )
 
 
-def _placed(state: Decoding, others: Decoding, first: Int[Array, ""]) -> Decoding:
+def placed(state: Decoding, others: Decoding, first: Int[Array, ""]) -> Decoding:
     """The slots, with others in their places from `first` on."""
 
     def put(slots: Any, rows: Any) -> Any:

@@ -55,6 +55,7 @@ class Request:
       params: with bad words as ids, and max_tokens such that prompt and completion fit the model.
       returns_mask: whether its completions return their supports.
       is_streamed: whether its tokens are given out as they come.
+      cache_salt: what was read of its prompt is kept for requests with the same salt alone.
     """
 
     request_id: str
@@ -63,6 +64,7 @@ class Request:
     params: SamplingParams
     returns_mask: bool
     is_streamed: bool = False
+    cache_salt: str | None = None
 
     @classmethod
     def of(
@@ -74,6 +76,7 @@ class Request:
         *,
         is_streamed: bool = False,
         text: str | None = None,
+        cache_salt: str | None = None,
     ) -> Request:
         """The request, checked.
 
@@ -84,6 +87,7 @@ class Request:
           limits: the engine's.
           is_streamed: give out its tokens as they come.
           text: of a prompt given as ids.
+          cache_salt: not empty; None: what was read of the prompt is kept for all that bring no salt.
 
         Raises:
           ValueError: whatever cannot be answered, with vLLM's texts where it has them.
@@ -93,6 +97,8 @@ class Request:
         params = with_encoded_bad_words(params, limits.tokenizer)
         settings.check_request(params, limits.vocab_size)
         _check_logprobs(params, limits)
+        if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
+            raise ValueError(f"cache_salt must be a non-empty string if provided, got {cache_salt!r}.")
         if params.stop and limits.tokenizer is None:
             raise ValueError(NO_TEXT_TO_STOP)
         config, asked = limits.config, params.return_sampling_mask
@@ -102,7 +108,12 @@ class Request:
         room = limits.max_model_len - len(token_ids)
         max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
         params = dataclasses.replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
-        return cls(request_id, text, token_ids, params, returns_mask, is_streamed)
+        return cls(request_id, text, token_ids, params, returns_mask, is_streamed, cache_salt)
+
+    @property
+    def prompt_key(self) -> tuple[str | None, tuple[int, ...]]:
+        """What requests have in common whose prompts are read once for all of them."""
+        return self.cache_salt, self.prompt_token_ids
 
     @property
     def num_tokens(self) -> int:

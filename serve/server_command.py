@@ -39,6 +39,7 @@ class ServerOptions:
       max_waiting: completions that may wait for a slot; further requests get 429.
       max_logprobs: most log-probabilities per token that a request may ask for.
       enable_prefix_caching: read the common beginning of prompts once.
+      prefix_cache_tokens: tokens that there is room for in what is kept of prompts.
       prefill_chunk_size: tokens of a long prompt that are read at once.
       steps_per_chunk: steps of the device between two looks of the host.
       stream_interval: the same while a request is streamed.
@@ -69,6 +70,7 @@ class ServerOptions:
     max_waiting: int = 1024
     max_logprobs: int = 20
     enable_prefix_caching: bool | None = None
+    prefix_cache_tokens: int = 16384
     prefill_chunk_size: int = 512
     steps_per_chunk: int = 16
     stream_interval: int = 4
@@ -137,13 +139,14 @@ def _open_model(options: ServerOptions) -> LLM:
     from serve import LLM
 
     speculative = _speculative_config(options.speculative_config)
+    caches = speculative is None if options.enable_prefix_caching is None else options.enable_prefix_caching
     logging.getLogger("serve").info("loading %s", options.model)
     return LLM(
         options.model,
         dtype=options.dtype,
         generation_config=options.generation_config,
         speculative_config=speculative,
-        **engine_settings(options),
+        **engine_settings(options) | {"enable_prefix_caching": caches},
     )
 
 

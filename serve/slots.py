@@ -6,7 +6,7 @@ Shapes only grow while completions run; slots without any are made anew as small
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -14,19 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmask import SamplingParams
-from jaxmask.batch import SamplingBatch
-from jaxmask.decoding import Decoding, StepOptions
-from jaxmask.kernels.dispatch import settle
-from jaxmask.model import PlacedModel
-from serve import programs
-from serve.arrivals import arrivals_of, looks_back_at, rectangle, sizes_of
+from jaxmask.decoding import Decoding
+from jaxmask.rollout import Finish
+from serve import programs, row_programs
+from serve.arrivals import arrivals_of, looks_back_at, prompt_shape, rectangle
 from serve.completions import Completion
-from serve.config import MAX_WIDTH, EngineConfig, bucket
+from serve.config import EngineConfig, bucket
 from serve.report import Report
-
-MIN_PROMPT_WIDTH = 16
-MIN_WIDTH, MIN_WIDTH_UNBOUNDED = 8, 64
-_IDLE = SamplingParams(max_tokens=1, seed=0, return_sampling_mask=False)
+from serve.requests import Request
+from serve.row_settings import IDLE, RowSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +31,13 @@ class Chunk:
 
     Attributes:
       report: what they will have drawn.
-      owners: whose each row was.
+      owners: whose each row was; None where none was under way.
+      weight_version: of the model that took them.
     """
 
     report: Report
     owners: tuple[Completion | None, ...]
+    weight_version: str
 
 
 class Slots:
@@ -47,7 +45,9 @@ class Slots:
 
     Attributes:
       owners: the completion in each slot; None where there is none.
+      unread: slots whose completions have not begun, because their prompts are still being read.
       capacity: tokens that a slot has room for.
+      prefill_tokens: of short prompts that are read at once.
       num_ids: ids of supports that a chunk is expected to hold: so many are fetched before they are asked for.
     """
 
@@ -60,30 +60,21 @@ class Slots:
           vocab_size: ids of the model.
           eos_token_ids: ids that end a completion.
         """
-        self._config, self._vocab_size, self._eos = config, vocab_size, tuple(eos_token_ids)
+        self._config, self._settings = config, RowSettings(model, config, vocab_size, eos_token_ids)
         self.clear()
-        leaf = jax.tree.leaves(model)[0]
-        self._is_on_cpu = next(iter(leaf.devices())).platform == "cpu"
-        self._widest = MIN_WIDTH_UNBOUNDED if config.unbounded_support else MIN_WIDTH
-        self._options = StepOptions(
-            width=min(self._widest, vocab_size),
-            logprobs_mode=config.logprobs_mode,
-            sharding=model.logits_sharding if isinstance(model, PlacedModel) else None,
-            implementation=settle("auto", leaf),
-        )
-        # The sizes of all settings so far. Its one row returns no support, so that this setting is always there.
-        self._seen: set[tuple[int, ...]] = set()
-        self._largest: SamplingBatch | None = None
-        self._largest = self._batch = self._settings_of([_IDLE])
+        is_on_cpu = next(iter(jax.tree.leaves(model)[0].devices())).platform == "cpu"
+        self.prefill_tokens = config.prefill_tokens or (32 if is_on_cpu else 4096)
 
     def clear(self) -> None:
         """Back to no slots; the sizes of settings stay as they have grown."""
         self.owners: list[Completion | None] = []
+        self.unread: set[int] = set()
         self.capacity = self.num_ids = 0
         self._state: Decoding | None = None
         self._remembered: tuple[bool, bool, int] | None = None
         self._rows: list[SamplingParams] = []
         self._is_cut: list[bool] = []
+        self._batch = self._settings.batch_of([IDLE])
 
     @property
     def num_free(self) -> int:
@@ -95,14 +86,28 @@ class Slots:
         """Whether no slot has a completion."""
         return all(owner is None for owner in self.owners)
 
+    @property
+    def is_decoding(self) -> bool:
+        """Whether some slot has a completion that has begun."""
+        return any(owner is not None and slot not in self.unread for slot, owner in enumerate(self.owners))
+
+    @property
+    def used_share(self) -> float:
+        """Of the tokens that all slots have room for, those that are there; in [0, 1]."""
+        # Each read once: other threads ask too.
+        slots, capacity = self.owners, self.capacity
+        owners = [owner for owner in slots if owner is not None]
+        used = sum(len(owner.request.prompt_token_ids) + len(owner.token_ids) for owner in owners)
+        return used / max(len(slots) * capacity, used, 1)
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether slots hold every token that they read; there must be some."""
+        return self._state is not None and self._state.cache.keeps_all
+
     def expect(self, completions: Sequence[Completion]) -> None:
         """Settings that will come, so that no shape has to grow for them later."""
-        for completion in completions:
-            self._widen(completion)
-            sizes = sizes_of(completion.row_params)
-            if sizes not in self._seen:
-                self._seen.add(sizes)
-                self._largest = self._settings_of([completion.row_params])
+        self._settings.expect(completions)
 
     def fit(self, model: Any, num_rows: int, num_tokens: int, max_model_len: int) -> None:
         """Makes room for so many completions of so many tokens each, prompts included; those that run stay."""
@@ -116,7 +121,7 @@ class Slots:
         before, was_idle = self._state, self.is_idle
         missing = num_rows - len(self.owners)
         self.owners = [None] * num_rows if was_idle else self.owners + [None] * missing
-        self._rows = [_IDLE] * num_rows if was_idle else self._rows + [_IDLE] * missing
+        self._rows = [IDLE] * num_rows if was_idle else self._rows + [IDLE] * missing
         self._is_cut = [False] * num_rows if was_idle else self._is_cut + [False] * missing
         self.capacity = capacity
         self._make_batch()
@@ -135,7 +140,7 @@ class Slots:
         free = [slot for slot, owner in enumerate(self.owners) if owner is None]
         placed = dict(zip(free, completions, strict=False))
         for slot, completion in placed.items():
-            self.owners[slot], self._rows[slot], self._is_cut[slot] = completion, completion.row_params, False
+            self.owners[slot], self._rows[slot] = completion, completion.row_params
         self._make_batch()
         return placed
 
@@ -154,13 +159,14 @@ class Slots:
 
     def admit(self, model: Any, placed: dict[int, Completion]) -> None:
         """Reads the prompts of completions, and begins these; a prompt that several of them continue is read once."""
+        self._begin(placed)
         by_shape: dict[tuple[int, int | None], dict[int, Completion]] = {}
         for slot, completion in placed.items():
-            shape = self._prompt_shape(len(completion.request.prompt_token_ids))
+            num_tokens = len(completion.request.prompt_token_ids)
+            shape = prompt_shape(num_tokens, self._config.prefill_chunk_size, self.capacity)
             by_shape.setdefault(shape, {})[slot] = completion
         for (width, chunk_size), some in by_shape.items():
-            tokens = self._config.prefill_tokens or (32 if self._is_on_cpu else 4096)
-            group_size = min(max(tokens // (chunk_size or width), 1), len(self.owners))
+            group_size = min(max(self.prefill_tokens // (chunk_size or width), 1), len(self.owners))
             self._state = programs.admit(
                 model,
                 self._batch,
@@ -172,8 +178,41 @@ class Slots:
                 chunk_size=chunk_size,
             )
 
-    def decode(self, model: Any, num_steps: int, max_idle: int) -> Chunk:
-        """Asks for some steps; ends where more than `max_idle` rows have ended."""
+    def put_row(self, row: Any, num_read: int, request: Request, slots: Sequence[int], *, begins: bool = True) -> None:
+        """A prompt of which a row has read so many of the first tokens, in some slots.
+
+        Args:
+          row: see `row_programs.RowCache`; its room is not more than the slots'.
+          num_read: tokens of the prompt that the row holds.
+          request: whose prompt it is.
+          slots: at least one.
+          begins: all but the last of the prompt's tokens are read: the completions in these slots go on from there.
+        """
+        length = len(request.prompt_token_ids)
+        finish = Finish.RUNNING if begins else Finish.STOP
+        places: np.ndarray = np.zeros(len(self.owners), np.int32)
+        places[: len(slots)] = slots
+        self._state = row_programs.put_row(
+            self._batch,
+            self._state,
+            row,
+            rectangle([request.prompt_token_ids], 1, self.capacity),
+            jnp.asarray(np.array([length, num_read, len(slots), finish], np.int32)),
+            jnp.asarray(places),
+            capacity=self.capacity,
+        )
+        if begins:
+            self._begin(slots)
+
+    def take_row(self, slot: int, num_tokens: int, width: int, chunk_size: int) -> Any:
+        """What a slot has read of its first tokens, with room for `width`, to be read on by `chunk_size` at once."""
+        assert self._state is not None
+        place, count = jnp.int32(slot), jnp.int32(num_tokens)
+        return row_programs.take_row(self._state.cache, place, count, capacity=width, chunk_size=chunk_size)
+
+    def decode(self, model: Any, num_steps: int, max_idle: int, weight_version: str) -> Chunk:
+        """Asks for some steps; ends where more than `max_idle` rows of those that had begun have ended."""
+        max_idle += len(self.unread)
         pace = programs.Pace(jnp.int32(num_steps), jnp.int32(max_idle), jnp.asarray(np.array(self._is_cut)))
         speculation = self._config.speculation
         per_step = 1 if speculation is None else speculation.num_tokens + 1
@@ -184,49 +223,28 @@ class Slots:
             speculation,
             pace,
             num_columns=self._config.steps_per_chunk * per_step,
-            options=self._options,
+            options=self._settings.options,
         )
         self._is_cut = [False] * len(self.owners)
-        requests = [owner.request for owner in self.owners if owner is not None]
+        owners = tuple(None if slot in self.unread else owner for slot, owner in enumerate(self.owners))
+        requests = [owner.request for owner in owners if owner is not None]
         with_masks = any(request.returns_mask for request in requests)
         with_logprobs = any(request.params.logprobs is not None for request in requests)
         report.prefetch(max(self.num_ids, 1) if with_masks else 0, with_logprobs=with_logprobs)
-        return Chunk(report, tuple(self.owners))
+        return Chunk(report, owners, weight_version)
 
     def release(self, completion: Completion, *, is_cut: bool) -> None:
         """Frees the slot of a completion; `is_cut` where the device does not know yet that it has ended."""
         if completion in self.owners:
             slot = self.owners.index(completion)
             self.owners[slot], self._is_cut[slot] = None, is_cut
+            self.unread.discard(slot)
 
-    def _widen(self, completion: Completion) -> None:
-        request, asked = completion.request, completion.request.params.logprobs
-        if request.returns_mask and request.params.top_k > 0:
-            self._widest = max(self._widest, completion.row_params.top_k)
-        num_logprobs = self._options.num_logprobs
-        if asked is not None:
-            most = self._vocab_size if asked == -1 else asked
-            num_logprobs = max(num_logprobs or 0, bucket(most, self._vocab_size) if most else 0)
-        width = min(bucket(self._widest, MAX_WIDTH), self._vocab_size)
-        self._options = dataclasses.replace(self._options, width=width, num_logprobs=num_logprobs)
+    def _begin(self, slots: Iterable[int]) -> None:
+        """Completions in these slots are under way."""
+        for slot in slots:
+            self._is_cut[slot] = False
+            self.unread.discard(slot)
 
     def _make_batch(self) -> None:
-        self._batch = self._settings_of(self._rows)
-
-    def _settings_of(self, rows: Sequence[SamplingParams]) -> SamplingBatch:
-        is_bounded = not self._config.unbounded_support and self._widest <= MAX_WIDTH
-        return SamplingBatch.from_params(
-            rows,
-            vocab_size=self._vocab_size,
-            eos_token_ids=self._eos,
-            support_bound=self._options.width if is_bounded else None,
-            like=self._largest,
-        )
-
-    def _prompt_shape(self, num_tokens: int) -> tuple[int, int | None]:
-        """Columns for prompts of so many tokens, and how many of them are read at once where that is not all."""
-        chunk_size = self._config.prefill_chunk_size
-        if num_tokens > chunk_size:
-            # As many pieces as there are tokens: one width serves all.
-            return self.capacity, chunk_size
-        return bucket(max(num_tokens, MIN_PROMPT_WIDTH), self.capacity), None
+        self._batch = self._settings.batch_of(self._rows)

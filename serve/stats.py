@@ -6,6 +6,7 @@ import dataclasses
 
 from serve.compilation import Compiled, compiled_so_far
 from serve.outputs import RequestOutput
+from serve.report import Reading
 
 
 @dataclasses.dataclass
@@ -19,6 +20,8 @@ class Counters:
       num_slot_steps: the same, times slots.
       num_busy_slot_steps: those in which a slot drew a token.
       num_bytes: fetched from the device.
+      num_prefix_queries: tokens of prompts whose beginnings were looked for in what is kept.
+      num_prefix_hits: those of them that were found and not read again.
     """
 
     num_prompt_tokens: int = 0
@@ -27,6 +30,16 @@ class Counters:
     num_slot_steps: int = 0
     num_busy_slot_steps: int = 0
     num_bytes: int = 0
+    num_prefix_queries: int = 0
+    num_prefix_hits: int = 0
+
+    def count(self, reading: Reading, num_slots: int) -> None:
+        """A chunk of steps on so many slots."""
+        self.num_tokens += int(reading.counts.sum())
+        self.num_steps += reading.num_steps
+        self.num_slot_steps += reading.num_steps * num_slots
+        self.num_busy_slot_steps += reading.num_busy
+        self.num_bytes += reading.num_bytes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Protocol, runtime_checkable
 
 from serve.outputs import RequestOutput
 from serve.requests import Request
@@ -32,8 +33,25 @@ class UnavailableError(NotTakenError):
     """Nothing is taken for now."""
 
 
+class OvertakenError(Exception):
+    """What was asked for does not come about: something else was asked for meanwhile."""
+
+
 class EngineError(Exception):
     """The engine failed while it answered."""
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Is told what came of requests, on the event loop; it must not raise."""
+
+    def delivered(self, output: RequestOutput) -> None:
+        """An output went to whoever waits for it."""
+        ...
+
+    def failed(self, request_id: str) -> None:
+        """A request ended by an error of the engine, or because the server stops."""
+        ...
 
 
 class Ticket:
@@ -41,14 +59,15 @@ class Ticket:
 
     Attributes:
       request: the request.
+      number: how many requests were taken up to this one.
       taken_at: when, in `time.monotonic()`.
       is_late: its deadline has passed.
       timer: what ends it then; None without a deadline.
     """
 
-    def __init__(self, request: Request, cancel: Callable[[Ticket], None]):
+    def __init__(self, request: Request, cancel: Callable[[Ticket], None], number: int):
         """A ticket nothing has come for."""
-        self.request = request
+        self.request, self.number = request, number
         self.taken_at = time.monotonic()
         self.is_late = False
         self.timer: asyncio.TimerHandle | None = None

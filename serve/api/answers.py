@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -32,15 +33,21 @@ async def check(
     *,
     is_streamed: bool,
     text: str | None = None,
+    cache_salt: str | None = None,
 ) -> Request:
     """A request that can be answered; raises ApiError 400 where it cannot."""
+    own = functools.partial(
+        service.engine.engine.check,
+        request_id,
+        prompt,
+        params,
+        is_streamed=is_streamed,
+        text=text,
+        cache_salt=cache_salt,
+    )
     with bad_request():
-        if isinstance(prompt, str) and len(prompt) > _SHORT:
-            # Others are served meanwhile.
-            return await asyncio.to_thread(
-                service.engine.engine.check, request_id, prompt, params, is_streamed=is_streamed, text=text
-            )
-        return service.engine.engine.check(request_id, prompt, params, is_streamed=is_streamed, text=text)
+        # Others are served while a long text becomes ids.
+        return await asyncio.to_thread(own) if isinstance(prompt, str) and len(prompt) > _SHORT else own()
 
 
 def submit(service: Service, requests: Sequence[Request], timeout: float | None) -> list[Ticket]:

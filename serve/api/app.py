@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
 
-from serve.api import generate, page
+from serve.api import chat, completions, generate, health, models, page, tokenization
 from serve.api.errors import add_error_handlers
-from serve.api.middleware import BodyLimit
+from serve.api.metrics import Metrics
+from serve.api.middleware import ApiKeys, BodyLimit, Watch
 from serve.api.service import Service
 
 
@@ -23,9 +24,16 @@ def create_app(service: Service) -> FastAPI:
         yield
         await service.engine.stop()
 
+    metrics = Metrics(service.engine, service.model_name)
+    service.engine.observer = metrics
     app = FastAPI(title="jaxmask", summary="Completions with the support of every token", lifespan=lifespan)
     add_error_handlers(app)
-    app.include_router(generate.router(service))
-    app.include_router(page.router(service))
+    for endpoints in (generate, completions, chat, models, tokenization, page):
+        app.include_router(endpoints.router(service))
+    app.include_router(health.router(service, metrics))
+    # The last one is the outermost.
     app.add_middleware(BodyLimit, max_bytes=service.config.max_body_bytes)
+    app.add_middleware(ApiKeys, keys=service.config.api_keys)
+    engine = service.engine.engine
+    app.add_middleware(Watch, weight_version=lambda: engine.weight_version, answered=metrics.answered)
     return app

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
 from collections.abc import Iterator, Mapping
-from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from jaxmask import SamplingParams
-from serve.tickets import EngineError, NotTakenError, OverloadedError
+from serve.tickets import EngineError, NotTakenError, OverloadedError, OvertakenError
 
 LOG = logging.getLogger("serve")
 _FIELDS = {field.name for field in dataclasses.fields(SamplingParams)} | {"request_id"}
@@ -24,6 +23,7 @@ _TYPES = {
     401: "AuthenticationError",
     403: "PermissionDeniedError",
     404: "NotFoundError",
+    405: "MethodNotAllowedError",
     409: "ConflictError",
     413: "RequestEntityTooLargeError",
     415: "UnsupportedMediaTypeError",
@@ -44,14 +44,20 @@ class ApiError(Exception):
 
     def __init__(self, status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None):
         """An error."""
+        # Whatever came in a request may be in it; a response holds whole characters alone.
+        message = message.encode(errors="backslashreplace").decode()
         super().__init__(message)
         self.status, self.message, self.param, self.headers = status, message, param, dict(headers or {})
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
     """OpenAI's error object."""
-    kind = _TYPES.get(status, "InternalServerError" if status >= 500 else HTTPStatus(status).phrase.replace(" ", ""))
-    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+    return {"error": {"message": message, "type": error_type(status), "param": param, "code": status}}
+
+
+def error_type(status: int) -> str:
+    """OpenAI's name for errors of a status of HTTP."""
+    return _TYPES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -61,6 +67,8 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, NotTakenError):
         status = 429 if isinstance(error, OverloadedError) else 503
         return ApiError(status, error.message, headers={"Retry-After": str(error.retry_after)})
+    if isinstance(error, OvertakenError):
+        return ApiError(409, str(error))
     if not isinstance(error, EngineError):
         LOG.error("an endpoint failed", exc_info=error)
     return ApiError(500, "Internal server error")
@@ -80,27 +88,29 @@ def add_error_handlers(app: FastAPI) -> None:
     """Lets every failure of an endpoint end in an error object."""
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
-    for kind in (ApiError, NotTakenError, EngineError, Exception):
+    for kind in (ApiError, NotTakenError, OvertakenError, EngineError, Exception):
         app.add_exception_handler(kind, _failed)
 
 
-def error_response(error: ApiError) -> JSONResponse:
+def error_response(error: ApiError) -> Response:
     """The response of an error."""
-    return JSONResponse(error_body(error.status, error.message, error.param), error.status, error.headers)
+    # ASCII: a text may quote what was sent, with characters that UTF-8 does not have.
+    text = json.dumps(error_body(error.status, error.message, error.param))
+    return Response(text, error.status, error.headers, media_type="application/json")
 
 
-async def _failed(request: Request, error: Exception) -> JSONResponse:
+async def _failed(request: Request, error: Exception) -> Response:
     del request
     return error_response(as_api_error(error))
 
 
-async def _http_error(request: Request, error: Exception) -> JSONResponse:
+async def _http_error(request: Request, error: Exception) -> Response:
     del request
     assert isinstance(error, HTTPException)
     return error_response(ApiError(error.status_code, str(error.detail), headers=error.headers))
 
 
-async def _invalid(request: Request, error: Exception) -> JSONResponse:
+async def _invalid(request: Request, error: Exception) -> Response:
     del request
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]

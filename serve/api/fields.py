@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from jaxmask import SamplingParams
 from jaxmask.params import MAX_NUM_SAMPLES
@@ -34,6 +34,24 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (None, False),
     "length_penalty": (None, 1),
     "best_of": (None, 1),
+    "suffix": (None, ""),
+    "truncation_side": (None,),
+    "session_id": (None,),
+    "return_token_offsets": (None, False),
+    "return_weight_versions": (None, True, False),
+    "chat_template": (None,),
+    "documents": (None,),
+    "functions": (None,),
+    "function_call": (None, "none"),
+    "parallel_tool_calls": (None, True, False),
+    "reasoning_effort": (None,),
+    "include_reasoning": (None, True),
+    "modalities": (None, ["text"]),
+    "audio": (None,),
+    "prediction": (None,),
+    "verbosity": (None,),
+    "web_search_options": (None,),
+    "mm_processor_kwargs": (None,),
 }
 
 
@@ -58,6 +76,21 @@ class Body(BaseModel):
             if not any(value == values[name] and type(value) is type(values[name]) for value in NEUTRAL[name]):
                 raise ValueError(f"{name} is not supported by this server, got {values[name]!r:.100}")
         return kept
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def check_text(cls, value: Any) -> Any:
+        """The value; half of a surrogate pair, which JSON can write, is no text that an answer could hold."""
+        if isinstance(value, str) and not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+            raise ValueError(f"text must have whole characters alone, got {value!r:.100}")
+        return value
+
+
+class StreamOptions(Body):
+    """What a stream holds besides."""
+
+    include_usage: bool | None = about("End with the number of tokens.")
+    continuous_usage_stats: bool | None = about("Tell the number of tokens so far with each event.")
 
 
 class SamplingFields(Body):

@@ -12,7 +12,7 @@ from pydantic import Field
 from serve.api.answers import EventStream, check, json_response, streamed, submit, unless_gone, whole
 from serve.api.binary import NPZ, npz_response, prefers_npz
 from serve.api.errors import ApiError
-from serve.api.fields import Body, SamplingFields, about, sampling_params
+from serve.api.fields import Body, SamplingFields, StreamOptions, about, sampling_params
 from serve.api.masks import MaskFormat, mask_json
 from serve.api.service import Service, check_model
 from serve.api.usage import usage_of
@@ -25,13 +25,6 @@ _KINDS: dict[str, Any] = {
     "text/event-stream": {"schema": {"type": "string"}},
     NPZ: {"schema": {"type": "string", "format": "binary"}},
 }
-
-
-class StreamOptions(Body):
-    """What a stream holds besides."""
-
-    include_usage: bool | None = about("End with the number of tokens.")
-    continuous_usage_stats: bool | None = about("Tell the number of tokens so far with each event.")
 
 
 class TokenSampling(SamplingFields):
@@ -103,7 +96,9 @@ async def _tickets(service: Service, body: GenerateBody) -> list[Ticket]:
     name = f"generate-tokens-{uuid.uuid4().hex if body.request_id is None else body.request_id}"
     if body.output_mode == "text" and service.tokenizer is None:
         raise ApiError(400, "output_mode text needs a tokenizer, which this model does not have.", "output_mode")
-    request = await check(service, name, body.token_ids, params, is_streamed=bool(body.stream))
+    request = await check(
+        service, name, body.token_ids, params, is_streamed=bool(body.stream), cache_salt=body.cache_salt
+    )
     return submit(service, [request], body.timeout)
 
 

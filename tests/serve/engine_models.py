@@ -1,6 +1,7 @@
 """A model whose logits are known for every prefix, a tokenizer for it, and completions checked token by token."""
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
@@ -14,6 +15,8 @@ from stub_text import Pieces
 
 from jaxmask import SamplingParams
 from serve.compilation import compiled_so_far
+from serve.config import EngineConfig
+from serve.engine import Engine
 
 EOS = 2
 SPECIAL, LETTERS = ("<|pad|>", "<|bos|>", "<|eos|>"), "abcdefghijklmnopqrstuvwxyz"
@@ -51,7 +54,7 @@ class Words(Pieces):
         return token_ids
 
     def apply_chat_template(self, messages, add_generation_prompt=True, **values):
-        turns = "".join(f"{message['role'][0]}:{message['content']};" for message in messages)
+        turns = "".join(f"{message['role'][:1]}:{message['content']};" for message in messages)
         return "<|bos|>" + turns + ("a:" if add_generation_prompt else "") + "".join(sorted(values))
 
 
@@ -131,3 +134,19 @@ def warm(engine):
 def same(output):
     fields = ("index", "text", "token_ids", "sampling_mask", "finish_reason", "stop_reason")
     return [tuple(getattr(completion, field) for field in fields) for completion in output.outputs]
+
+
+@functools.cache
+def _lone_engine():
+    engine = Engine(MODEL, WORDS, EngineConfig(**SETTINGS, **SHAPE))
+    warm(engine)
+    return engine
+
+
+def answer_alone(prompt, settings):
+    """What an engine answers to one request, given by the fields of its settings, when it has no other."""
+    engine, outputs = _lone_engine(), []
+    engine.add_request("alone", prompt, SamplingParams(**settings))
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    return outputs

@@ -198,8 +198,16 @@ def test_a_completion_that_failed_is_exit_code_1(capsys, monkeypatch):
     assert capsys.readouterr().err == "error: 2 of 2 completions ended in an error\n"
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["generate", "--help"]])
-def test_help_is_no_error(argv, capsys):
+@pytest.mark.parametrize(
+    ("argv", "beginning"),
+    [
+        (["--help"], "usage: python -m serve MODEL"),
+        (["-h"], "usage: python -m serve MODEL"),
+        (["generate", "--help"], "usage: python -m serve generate"),
+        (["model", "--help"], "usage: python -m serve"),
+    ],
+)
+def test_help_is_no_error(argv, beginning, capsys):
     try:
         code = cli.main(argv)
     except SystemExit as stop:
@@ -207,13 +215,13 @@ def test_help_is_no_error(argv, capsys):
     assert code in (0, None)
     said = capsys.readouterr()
     assert said.err == ""
-    assert said.out.startswith("usage: python -m serve generate")
+    assert said.out.startswith(beginning)
 
 
 def test_the_command_line_is_read_before_jax_is_imported():
     """As a process of its own: here JAX is there already."""
     code = "import sys, serve.cli; code = serve.cli.main(sys.argv[1:]); print('jax' in sys.modules); sys.exit(code)"
-    for argv in (["--help"], ["generate", "model", "text", "--top-k", "many"], ["model"]):
+    for argv in (["--help"], ["generate", "model", "text", "--top-k", "many"], ["model", "--port", "many"]):
         done = subprocess.run(
             [sys.executable, "-c", code, *argv], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
         )
