@@ -6,7 +6,7 @@ from typing import Any
 
 import tokenizers
 
-from models.backends import byte_tokens
+from models.backends import byte_letters, byte_tokens
 from models.chat_template import render
 from models.files import read_json_if_present
 from models.text_stream import TextStream
@@ -66,6 +66,8 @@ class Tokenizer:
         self.generation_defaults = dict(generation_defaults or {})
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._added_ids = frozenset(added)
+        self._byte_letters = byte_letters(backend)
         self.byte_tokens = byte_tokens(backend)
         self.foreign_ids: frozenset[int] = frozenset()
 
@@ -131,6 +133,14 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of some ids; bytes that are no UTF-8 become U+FFFD, ids without a token nothing."""
         return self._backend.decode([int(token_id) for token_id in token_ids], skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text, also where that is a part of a character."""
+        if token_id in self.byte_tokens:
+            return bytes([self.byte_tokens[token_id]])
+        if self._byte_letters and token_id not in self._added_ids:
+            return bytes(self._byte_letters[letter] for letter in self._backend.id_to_token(token_id) or "")
+        return self.decode([token_id], skip_special_tokens=False).encode()
 
     def stream(self, skip_special_tokens: bool = True) -> TextStream:
         """An empty stream that decodes ids as they come."""

@@ -1,6 +1,6 @@
 import pytest
 
-from models.backends import add_around
+from models.backends import add_around, sentencepiece_bpe
 from models.tokenizer import Tokenizer, check_vocabulary
 
 CHATML = (
@@ -123,3 +123,14 @@ def test_special_tokens_past_the_model_are_refused_where_they_are_written(backen
     assert tokenizer.encode("<imag e>") == Tokenizer(backend).encode("<imag e>")
     with pytest.raises(ValueError, match=f"no row for token '<image>' .{num_ids}."):
         tokenizer.encode("an <image>")
+
+
+def test_bytes_of_tokens(backend, spm_parts):
+    """Joined, they are the text, however its characters were cut."""
+    text = "he ď €1\n"
+    for tokenizer in (Tokenizer(backend), Tokenizer(sentencepiece_bpe(*spm_parts, unknown_token="<unk>"))):
+        token_ids = tokenizer.encode(text)
+        assert len(token_ids) > len(text) - 3
+        assert b"".join(map(tokenizer.token_bytes, token_ids)).decode() == text
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.token_bytes(tokenizer.encode("<|im_start|>")[0]) == b"<|im_start|>"

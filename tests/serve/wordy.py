@@ -87,7 +87,7 @@ MODEL = wordy_model()
 WIDEST = {
     "prompt": [3, 4, 5],
     "n": 4,
-    "top_k": 50,
+    "top_k": VOCAB_SIZE,
     "logprobs": 5,
     "min_tokens": 2,
     "stop_token_ids": list(range(50, 251)),
