@@ -44,7 +44,9 @@ def measure(client: httpx.Client, prompts: list[list[int]], top_k: int) -> None:
     masks = [json.loads(content)["choices"][0]["sampling_mask"] for content in answers({})]
     sizes = [len(ids) for mask in masks for ids in mask]
     num = len(sizes)
-    print(f"{num} tokens, {np.mean(sizes):.1f} ids on average, {np.median(sizes):.0f} at the median, {max(sizes)} at most")
+    print(
+        f"{num} tokens, {np.mean(sizes):.1f} ids on average, {np.median(sizes):.0f} at the median, {max(sizes)} at most"
+    )
     print("| answer | bytes per token | with gzip |\n|---|---|---|")
     for name, (options, headers) in FORMS.items():
         found = answers(headers, **options)
