@@ -14,6 +14,8 @@ from models.tokenizer_files import TokenizerFiles, id_list, read_files, special_
 
 # What a tokenizer that came from no folder says of itself: `transformers` needs a class, and must not tidy spaces.
 PLAIN_SETTINGS = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+# Texts of more characters are encoded where other threads of Python run meanwhile; for shorter ones that costs more.
+LONG = 2000
 
 
 class Tokenizer:
@@ -122,7 +124,10 @@ class Tokenizer:
           ValueError: the text holds half of a surrogate pair, or a special token of `foreign_ids`.
         """
         try:
-            token_ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) > LONG:
+                token_ids = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            else:
+                token_ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError:
             raise ValueError(f"text must be a string of whole characters, it is {text!r:.80}") from None
         foreign = self.foreign_ids.intersection(token_ids) if self.foreign_ids else ()
