@@ -127,7 +127,7 @@ class Slots:
         self._rows = [IDLE] * num_rows if was_idle else self._rows + [IDLE] * missing
         self._is_cut = [False] * num_rows if was_idle else self._is_cut + [False] * missing
         self.capacity = capacity
-        self._make_batch()
+        self._batch = self._settings.batch_of(self._rows)
         # The smaller ones go before the larger ones come.
         before, self._state = (None, None) if was_idle else (before, None)
         self._state = programs.empty_slots(model, self._batch, config.speculation, capacity=capacity)
@@ -144,7 +144,7 @@ class Slots:
         placed = dict(zip(free, completions, strict=False))
         for slot, completion in placed.items():
             self.owners[slot], self._rows[slot] = completion, completion.row_params
-        self._make_batch()
+        self._batch = self._settings.batch_of(self._rows)
         return placed
 
     def must_remember(self) -> bool:
@@ -247,6 +247,3 @@ class Slots:
         for slot in slots:
             self._is_cut[slot] = False
             self.unread.discard(slot)
-
-    def _make_batch(self) -> None:
-        self._batch = self._settings.batch_of(self._rows)
