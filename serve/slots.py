@@ -96,11 +96,9 @@ class Slots:
 
     @property
     def used_share(self) -> float:
-        """Of the tokens that all slots have room for, those that are there; in [0, 1]."""
-        # Each read once: other threads ask too.
+        """Of the tokens that all slots have room for, those that are there; in [0, 1]. Other threads may ask."""
         slots, capacity = self.owners, self.capacity
-        owners = [owner for owner in slots if owner is not None]
-        used = sum(len(owner.request.prompt_token_ids) + len(owner.token_ids) for owner in owners)
+        used = sum(len(one.request.prompt_token_ids) + len(one.token_ids) for one in slots if one is not None)
         return used / max(len(slots) * capacity, used, 1)
 
     @property
