@@ -97,6 +97,8 @@ def run(options: ServerOptions) -> int:
     from serve import server
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # It tells which kinds of device there are not.
+    logging.getLogger("jax").setLevel(logging.WARNING)
     bound = server.listen(options.host, options.port)
     with bound:
         server.run(open_service(options), bound, access_log=options.access_log)
