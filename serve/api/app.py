@@ -38,6 +38,6 @@ def create_app(service: Service) -> FastAPI:
         Watch,
         weight_version=lambda: service.engine.engine.weight_version,
         answered=metrics.answered,
-        is_draining=lambda: service.engine.gate == "draining",
+        is_draining=lambda: service.engine.gate.state == "draining",
     )
     return app

@@ -10,13 +10,22 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from serve.api.answers import EventStream, check, json_response, streamed, submit, unless_gone, whole
+from serve.api.binary import NPZ, npz_response, prefers_npz
 from serve.api.errors import ApiError
 from serve.api.fields import Body, SamplingFields, StreamOptions, about, sampling_params
+from serve.api.logprobs import prompt_logprobs
 from serve.api.masks import MaskFormat, mask_json
 from serve.api.service import Service, check_model
 from serve.api.usage import usage_of
 from serve.outputs import CompletionOutput, RequestOutput
 from serve.tickets import Ticket
+
+# Media types of answers, for the OpenAPI page.
+_KINDS: dict[str, Any] = {
+    "application/json": {"schema": {"type": "object"}},
+    "text/event-stream": {"schema": {"type": "string"}},
+    NPZ: {"schema": {"type": "string", "format": "binary"}},
+}
 
 
 class TokenSampling(SamplingFields):
@@ -54,13 +63,22 @@ def router(service: Service) -> APIRouter:
     """The endpoints."""
     routes = APIRouter(prefix="/inference/v1", tags=["tokens"])
 
-    @routes.post("/generate", summary="Continue token ids; the supports of all tokens come back")
+    @routes.post(
+        "/generate",
+        summary="Continue token ids; the supports of all tokens come back",
+        responses={200: {"content": _KINDS}},
+    )
     async def generate(body: GenerateBody, http: Request) -> Response:
         check_model(service, body.model)
+        is_binary = prefers_npz(http.headers.get("accept"))
+        if is_binary and body.stream:
+            raise ApiError(400, f"{NPZ} holds whole answers; it cannot be streamed.", "stream")
         tickets = await _tickets(service, body)
         if body.stream:
             return EventStream(_events(service, body, tickets), tickets)
         (output,) = await unless_gone(http, whole(tickets))
+        if is_binary:
+            return npz_response(_response(service, body, output, is_binary=True), output.outputs)
         return json_response(_response(service, body, output))
 
     @routes.post("/abort_requests", summary="End requests; they are answered with what they have")
@@ -97,7 +115,10 @@ async def _events(service: Service, body: GenerateBody, tickets: list[Ticket]) -
             yield event | {"choices": [], "usage": usage}
 
 
-def _response(service: Service, body: GenerateBody, output: RequestOutput) -> dict[str, Any]:
+def _response(
+    service: Service, body: GenerateBody, output: RequestOutput, *, is_binary: bool = False
+) -> dict[str, Any]:
+    choice_of = _without_arrays if is_binary else _choice
     num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
     return {
         "request_id": output.request_id,
@@ -105,20 +126,31 @@ def _response(service: Service, body: GenerateBody, output: RequestOutput) -> di
         "created": service.now(),
         "output_mode": body.output_mode or "tokens",
         "usage": usage_of(len(output.prompt_token_ids), num_tokens, output.num_cached_tokens),
-        "prompt_logprobs": _prompt_logprobs(output),
+        "prompt_logprobs": prompt_logprobs(output.prompt_logprobs),
         "prompt_token_ids": output.prompt_token_ids if body.return_token_ids else None,
-        "choices": [_choice(body, completion) for completion in output.outputs],
+        "choices": [choice_of(body, completion) for completion in output.outputs],
     }
 
 
 def _choice(body: GenerateBody, completion: CompletionOutput) -> dict[str, Any]:
+    return _ending(body, completion) | {
+        "token_ids": completion.token_ids,
+        "sampling_mask": mask_json(completion.sampling_mask, body.sampling_mask_format or "lists"),
+        "logprobs": _logprobs(completion),
+    }
+
+
+def _without_arrays(body: GenerateBody, completion: CompletionOutput) -> dict[str, Any]:
+    # The drawn ids' log-probabilities are an array; those of other ids stay here.
+    has_others = bool(body.sampling_params.logprobs)
+    return _ending(body, completion) | ({"logprobs": _logprobs(completion)} if has_others else {})
+
+
+def _ending(body: GenerateBody, completion: CompletionOutput) -> dict[str, Any]:
     choice = {
         "index": completion.index,
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
-        "token_ids": completion.token_ids,
-        "sampling_mask": mask_json(completion.sampling_mask, body.sampling_mask_format or "lists"),
-        "logprobs": _logprobs(completion),
         "weight_versions": [span._asdict() for span in completion.weight_versions],
     }
     return choice | ({"text": completion.text} if body.output_mode == "text" else {})
@@ -142,12 +174,3 @@ def _logprobs(completion: CompletionOutput) -> dict[str, Any] | None:
             }
         )
     return {"content": content}
-
-
-def _prompt_logprobs(output: RequestOutput) -> list[dict[str, Any] | None] | None:
-    if output.prompt_logprobs is None:
-        return None
-    return [
-        None if entries is None else {str(token_id): entry._asdict() for token_id, entry in entries.items()}
-        for entries in output.prompt_logprobs
-    ]

@@ -87,6 +87,17 @@ def test_of_prompts_that_begin_alike_the_rest_is_read(engine, shared, rest):
     assert_truthful(output, params, MODEL)
 
 
+def test_a_beginning_that_saves_nothing_is_not_used(engine):
+    """45 tokens are two passes of 24, after 16 of them still two, after 22 of them one."""
+    params = changed(seed=1)
+    for shared, num_cached in ((16, 0), (22, 22)):
+        beginning = ids(shared, 3, 20, seed=shared)
+        answer(engine, [*beginning, 21, *ids(6)], params)
+        output = answer(engine, [*beginning, *ids(46 - shared, 22)], params)
+        assert output.num_cached_tokens == num_cached
+        assert_truthful(output, params, MODEL)
+
+
 def test_short_prompts_and_other_salts_share_nothing(engine):
     params = changed(seed=2)
     for prompt, salts in ((ids(16), (None, None)), (ids(29), (None, "a")), (ids(30), ("a", "b"))):
