@@ -356,6 +356,11 @@ def test_a_model_without_a_tokenizer(without_tokenizer):
         (ENDPOINTS["chat"], {"messages": [{"role": "user", "content": "a"}]}, "tokenizer"),
         ("/tokenize", {"prompt": "a"}, "tokenizer"),
         ("/detokenize", {"tokens": [3]}, "tokenizer"),
+        (
+            ENDPOINTS["generate"],
+            {"token_ids": [3], "sampling_params": {"top_k": 3}, "output_mode": "text"},
+            "output_mode text needs a tokenizer",
+        ),
     ]
     for where, body, reason in refusals:
         fields = {"top_k": 3} if where.startswith("/v1") else {}

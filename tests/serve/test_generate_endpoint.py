@@ -163,20 +163,6 @@ def test_stop_strings_and_stop_ids_count(running):
     assert choice["stop_reason"] == stop_id == choice["token_ids"][-1]
 
 
-def test_without_a_tokenizer_what_needs_one_is_a_400_and_bad_words_work():
-    """P85, P83."""
-    with running_server(tokenizer=None, is_warm=False) as running:
-        for changes in ({"stop": "a"}, {"bad_words": ["a"]}):
-            refused(running, {"token_ids": [5], "sampling_params": sampling(**changes)}, next(iter(changes)))
-        refused(running, {"token_ids": [5], "sampling_params": SAMPLING, "output_mode": "text"}, "output_mode")
-        refused(running, {"token_ids": [V + 3], "sampling_params": SAMPLING}, str(V + 3))
-        (free,) = running.generate([5], sampling_params=sampling(max_tokens=20))["choices"]
-        banned = free["token_ids"][0]
-        (choice,) = running.generate([5], sampling_params=sampling(max_tokens=20, bad_words=[[banned]]))["choices"]
-        assert banned not in choice["token_ids"]
-        assert all(banned not in kept for kept in choice["sampling_mask"])
-
-
 def test_many_stop_ids_and_many_samples(running):
     """P84, P63, P66: no hidden limit, and choices do not overwrite each other."""
     many = list(range(3, V)) * 6
