@@ -96,7 +96,7 @@ def chosen_model(args: argparse.Namespace) -> Iterator[str]:
     if not args.quick:
         yield args.model
         return
-    from serving import tiny_model
+    from server_process import tiny_model
 
     with tempfile.TemporaryDirectory() as folder:
         tiny_model(Path(folder))
@@ -110,7 +110,7 @@ def level(num: int, args: argparse.Namespace, text: Sequence[int]) -> list[Shape
 
 def served(model: str, args: argparse.Namespace, text: Sequence[int], cache: str) -> None:
     """Masks on and off, and ours against a rival."""
-    from serving import MASKED, server_process
+    from server_process import MASKED, server_process
 
     common = ("--no-access-log", "--max-num-seqs", str(args.slots), "--compilation-cache-dir", cache)
     off_options = ("--logprobs-mode", "processed_logprobs", *common)

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-from serving import MASKED, ServerProcess, server_process, tiny_model
+from server_process import MASKED, ServerProcess, server_process, tiny_model
 
 from jaxmask import SamplingParams
 from serve import LLM

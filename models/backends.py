@@ -136,6 +136,19 @@ def byte_tokens(backend: tokenizers.Tokenizer) -> dict[int, int]:
     return {token_id: byte for byte, token_id in enumerate(ids) if token_id is not None}
 
 
+def byte_letters(backend: tokenizers.Tokenizer) -> dict[str, int]:
+    """The byte that each letter of a token stands for, where the backend decodes "Ã" "©" to one character; else {}.
+
+    Source: GPT-2, encoder.py: bytes that can be printed stand for themselves, the others for U+0100 and on.
+    """
+    pair = [token_id for token_id in map(backend.token_to_id, "Ã©") if token_id is not None]
+    if backend.decode(pair) != "é":
+        return {}
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)) - set(printed))
+    return {chr(byte): byte for byte in printed} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
 def _bpe(tokens: Sequence[str], merges: Sequence[tuple[str, str]], **options: object) -> tokenizers.Tokenizer:
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens):

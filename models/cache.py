@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from models.config import DecoderConfig, require_count
+from models.config import DecoderConfig
 from models.layer_slots import KEYS, VALUES, first_tokens, inserted, laid, laid_again, roomy, tokens_of_slots, written
 from models.shared_prompt import SharedPrompt
 
@@ -55,7 +55,7 @@ class KVCache:
           ValueError: num_rows, capacity or chunk_size below 1.
         """
         for name, value in (("num_rows", num_rows), ("capacity", capacity), ("chunk_size", chunk_size)):
-            require_count(name, value)
+            _check_count(name, value)
         windows = tuple(config.window_of(layer) for layer in range(config.num_layers))
         empty = cls((), (), jnp.zeros(num_rows, jnp.int32), None, capacity, windows, chunk_size, config.fixed_order)
         keys, values = empty._no_tokens(num_rows, config.num_kv_heads, config.head_dim, dtype)
@@ -104,8 +104,8 @@ class KVCache:
         Raises:
           ValueError: group_size or capacity below 1, or rows that share a prompt already.
         """
-        require_count("group_size", group_size)
-        require_count("capacity", capacity)
+        _check_count("group_size", group_size)
+        _check_count("capacity", capacity)
         if self.prompt is not None:
             raise ValueError("the rows of this cache share a prompt already; a cache is repeated once")
         lengths = jnp.repeat(self.lengths, group_size)
@@ -238,3 +238,8 @@ def _check_insert(cache: KVCache, rows: Int[Array, " P"], other: KVCache) -> Non
     )
     if ours != theirs:
         raise ValueError("the other cache must be of the same decoder: layers, windows, heads or dtype differ")
+
+
+def _check_count(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} must be an integer >= 1, got {value}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import tokenizers
 
-from models.backends import byte_tokens
+from models.backends import byte_letters, byte_tokens
 from models.chat_template import render
 from models.files import read_json_if_present
 from models.text_stream import TextStream
@@ -14,6 +14,8 @@ from models.tokenizer_files import TokenizerFiles, id_list, read_files, special_
 
 # What a tokenizer that came from no folder says of itself: `transformers` needs a class, and must not tidy spaces.
 PLAIN_SETTINGS = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+# Texts of more characters are encoded where other threads of Python run meanwhile; for shorter ones that costs more.
+LONG = 2000
 
 
 class Tokenizer:
@@ -66,6 +68,8 @@ class Tokenizer:
         self.generation_defaults = dict(generation_defaults or {})
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._added_ids = frozenset(added)
+        self._byte_letters = byte_letters(backend)
         self.byte_tokens = byte_tokens(backend)
         self.foreign_ids: frozenset[int] = frozenset()
 
@@ -120,7 +124,10 @@ class Tokenizer:
           ValueError: the text holds half of a surrogate pair, or a special token of `foreign_ids`.
         """
         try:
-            token_ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) > LONG:
+                token_ids = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            else:
+                token_ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError:
             raise ValueError(f"text must be a string of whole characters, it is {text!r:.80}") from None
         foreign = self.foreign_ids.intersection(token_ids) if self.foreign_ids else ()
@@ -131,6 +138,14 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of some ids; bytes that are no UTF-8 become U+FFFD, ids without a token nothing."""
         return self._backend.decode([int(token_id) for token_id in token_ids], skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text, also where that is a part of a character."""
+        if token_id in self.byte_tokens:
+            return bytes([self.byte_tokens[token_id]])
+        if self._byte_letters and token_id not in self._added_ids:
+            return bytes(self._byte_letters[letter] for letter in self._backend.id_to_token(token_id) or "")
+        return self.decode([token_id], skip_special_tokens=False).encode()
 
     def stream(self, skip_special_tokens: bool = True) -> TextStream:
         """An empty stream that decodes ids as they come."""

@@ -122,7 +122,7 @@ class AsyncEngine:
         With "keep", new requests are taken and wait; else they are refused, for the reason that `gate` gives.
 
         Raises:
-          OvertakenError: another call changed the gate before all requests had ended.
+          ConflictError: another call changed the gate before all requests had ended.
           UnavailableError: the server shuts down, or its engine has died.
         """
         self._turn("keep" if mode == "keep" else gate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Literal
 
-from serve.tickets import OvertakenError
+from serve.tickets import ConflictError
 
 State = Literal["open", "keep", "closed", "updating", "asleep", "draining"]
 _REASONS: dict[State, str] = {
@@ -42,7 +42,7 @@ class Gate:
             self._changed = asyncio.Event()
 
     async def wait_for(self, event: asyncio.Event) -> None:
-        """Returns once the event is set; raises OvertakenError where the state changes first."""
+        """Returns once the event is set; raises ConflictError where the state changes first."""
         changed = self._changed
         waiting = [asyncio.ensure_future(one.wait()) for one in (event, changed)]
         try:
@@ -51,4 +51,4 @@ class Gate:
             for one in waiting:
                 one.cancel()
         if changed.is_set():
-            raise OvertakenError(f"The server was told otherwise meanwhile: it is {self.state} now.")
+            raise ConflictError(f"The server was told otherwise meanwhile: it is {self.state} now.")

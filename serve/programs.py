@@ -78,7 +78,8 @@ def empty_slots(model: Any, batch: SamplingBatch, speculation: Speculation | Non
     ones = jnp.ones(batch.num_rows, jnp.int32)
     ids = ones[:, None] - 1
     state = decoding.start(model, batch, ids, ones, max_new_tokens=capacity - 1, speculation=speculation)
-    return dataclasses.replace(state, finish=jnp.full(batch.num_rows, Finish.STOP, jnp.int32))
+    # An enum's member would make a weak type, for which the next program is compiled once more.
+    return dataclasses.replace(state, finish=jnp.full(batch.num_rows, int(Finish.STOP), jnp.int32))
 
 
 @functools.partial(jax.jit, static_argnames=("group_size", "capacity", "chunk_size"), donate_argnames="state")

@@ -26,8 +26,6 @@ from serve.stats import Counters
 
 # Rows have room for powers of four of it, so that few programs are compiled.
 _MIN_ROW_WIDTH = 64
-# Of a row, read by one pass of the model: few enough that little is wasted on the last ones of a prompt.
-_TOKENS_AT_ONCE = 64
 
 
 @dataclasses.dataclass(eq=False)
@@ -89,7 +87,7 @@ class PromptReader:
             if self._reads_on and self._begin(model, group):
                 continue
             together |= group
-            num_cells += self._num_cells(group)
+            num_cells += self._num_cells(len(next(iter(group.values())).request.prompt_token_ids))
             if self._kept is not None and num_cells >= self._slots.prefill_tokens:
                 # No more are read at once anyway, and those that follow may begin like these.
                 self._read_together(model, together)
@@ -155,6 +153,8 @@ class PromptReader:
             return None, 0
         salt, token_ids = request.prompt_key
         entry, num_cached = self._kept.find(salt, token_ids[:-1], self._slots.capacity) or (None, 0)
+        if not self._saves(len(token_ids), num_cached):
+            entry, num_cached = None, 0
         self._counters.num_prefix_queries += len(token_ids)
         self._counters.num_prefix_hits += num_cached
         return entry, num_cached
@@ -163,9 +163,20 @@ class PromptReader:
         for completion in completions if self._kept is not None else ():
             completion.num_cached_tokens = num_cached
 
-    def _num_cells(self, group: dict[int, Completion]) -> int:
-        num_tokens = len(next(iter(group.values())).request.prompt_token_ids)
-        width, chunk_size = prompt_shape(num_tokens, self._config.prefill_chunk_size, self._slots.capacity)
+    def _saves(self, length: int, num_cached: int) -> bool:
+        """Whether a prompt has fewer cells to be read after a beginning than without it, padding included."""
+        whole = self._num_cells(length)
+        if length > self._config.prefill_chunk_size:
+            whole = self._padded(length - 1)
+        return self._padded(length - 1 - num_cached) < whole
+
+    def _padded(self, num_tokens: int) -> int:
+        """Cells of a row in which so many tokens are read."""
+        return -(-num_tokens // self._slots.tokens_at_once) * self._slots.tokens_at_once
+
+    def _num_cells(self, length: int) -> int:
+        """Cells of a prompt that are read at once where it is read alone."""
+        width, chunk_size = prompt_shape(length, self._config.prefill_chunk_size, self._slots.capacity)
         return chunk_size or width
 
     def _read_together(self, model: Any, placed: dict[int, Completion]) -> None:
@@ -182,11 +193,11 @@ class PromptReader:
 
     def _read_some(self, model: Any, reading: _Reading) -> int:
         """Reads on by as much as one program does; how many tokens these were."""
-        most, chunk_size = min(self._config.prefill_chunk_size, reading.width), self._chunk_size
-        num_cells = -(-most // chunk_size) * chunk_size
+        most = min(self._config.prefill_chunk_size, reading.width)
         count = min(reading.num_left, most)
         token_ids = reading.request.prompt_token_ids[reading.num_read : reading.num_read + count]
-        cells, num_tokens = rectangle([token_ids], 1, num_cells), jnp.int32(count)
+        cells, num_tokens = rectangle([token_ids], 1, self._padded(most)), jnp.int32(count)
+        chunk_size = self._slots.tokens_at_once
         reading.row = row_programs.read_on(model, reading.row, cells, num_tokens, chunk_size=chunk_size)
         reading.num_read += count
         return count
@@ -204,11 +215,7 @@ class PromptReader:
     def _take(self, slot: int, num_read: int, num_tokens: int) -> tuple[Any, int]:
         """What a slot has read first, in a row with room for so many tokens; and the width of that."""
         width = self._width(num_tokens)
-        return self._slots.take_row(slot, num_read, width, self._chunk_size), width
-
-    @property
-    def _chunk_size(self) -> int:
-        return min(_TOKENS_AT_ONCE, self._config.prefill_chunk_size)
+        return self._slots.take_row(slot, num_read, width, self._slots.tokens_at_once), width
 
     def _width(self, num_tokens: int) -> int:
         """Room of a row for so many tokens."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -143,22 +143,29 @@ def _prompt_ids(prompt: str | TokenIds, limits: Limits) -> tuple[int, ...]:
             raise ValueError("prompts as text need a tokenizer, which this model does not have; pass token ids.")
         token_ids = tuple(limits.tokenizer.encode(prompt, add_special_tokens=True))
     else:
+        if isinstance(prompt, Sized):
+            # Before a look at each of them, which for millions takes long.
+            _check_length(len(prompt), limits)
         token_ids = check_integers("prompt_token_ids", prompt.tolist() if isinstance(prompt, np.ndarray) else prompt)
-    if not token_ids:
-        raise ValueError("The decoder prompt cannot be empty")
+    _check_length(len(token_ids), limits)
     outside = [token_id for token_id in token_ids if not 0 <= token_id < limits.vocab_size]
     if outside:
         raise ValueError(
             f"token_id(s) {outside} in prompt_token_ids contain out-of-vocab token ids. Vocabulary size: "
             f"{limits.vocab_size}"
         )
-    if len(token_ids) >= limits.max_model_len:
+    return token_ids
+
+
+def _check_length(num_tokens: int, limits: Limits) -> None:
+    if not num_tokens:
+        raise ValueError("The decoder prompt cannot be empty")
+    if num_tokens >= limits.max_model_len:
         raise ValueError(
-            f"The decoder prompt (length {len(token_ids)}) is longer than the maximum model length of "
+            f"The decoder prompt (length {num_tokens}) is longer than the maximum model length of "
             f"{limits.max_model_len}, which prompt and at least one new token have to fit. Make sure that "
             f"`max_model_len` is no smaller than the number of text tokens."
         )
-    return token_ids
 
 
 def _check_logprobs(params: SamplingParams, limits: Limits) -> None:

@@ -13,6 +13,8 @@ from serve.api.app import create_app
 from serve.api.service import Service
 
 LOG = logging.getLogger("serve")
+# Seconds in which requests are still told that the server goes.
+_LAST_WORDS = 0.5
 
 
 class Server(uvicorn.Server):
@@ -24,6 +26,14 @@ class Server(uvicorn.Server):
         self._service = service
         self._draining: asyncio.Future[None] | None = None
         self._num_signals = 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to listen, and says so."""
+        await super().startup(sockets)
+        for bound in sockets or [] if self.started else []:
+            host, port = bound.getsockname()[:2]
+            name = self._service.model_name
+            LOG.info("serving %s on http://%s:%d", name, f"[{host}]" if ":" in host else host, port)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second ends what goes on with what it has, the third ends the process."""
@@ -42,6 +52,8 @@ class Server(uvicorn.Server):
     async def _drain(self) -> None:
         await self._service.engine.drain(self._service.config.drain_timeout)
         LOG.info("all completions have ended")
+        # Clients that were answered just now may ask once more on the connection they have.
+        await asyncio.sleep(_LAST_WORDS)
         self.should_exit = True
 
 
@@ -66,11 +78,10 @@ def run(service: Service, bound: socket.socket, *, access_log: bool = True) -> N
     """Serves until a signal comes."""
     config = uvicorn.Config(
         create_app(service),
-        log_level="info",
+        # Its lines go where ours go.
+        log_config=None,
         access_log=access_log,
         # Streams that outlive the drain are told so within it; this only bounds a client that does not read.
         timeout_graceful_shutdown=5,
     )
-    host, port = bound.getsockname()[:2]
-    LOG.info("serving %s on http://%s:%d", service.model_name, f"[{host}]" if ":" in host else host, port)
     Server(config, service).run(sockets=[bound])

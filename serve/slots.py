@@ -48,6 +48,7 @@ class Slots:
       unread: slots whose completions have not begun, because their prompts are still being read.
       capacity: tokens that a slot has room for.
       prefill_tokens: of short prompts that are read at once.
+      tokens_at_once: of one row, read by one pass of the model.
       num_ids: ids of supports that a chunk is expected to hold: so many are fetched before they are asked for.
     """
 
@@ -64,6 +65,8 @@ class Slots:
         self.clear()
         is_on_cpu = next(iter(jax.tree.leaves(model)[0].devices())).platform == "cpu"
         self.prefill_tokens = config.prefill_tokens or (32 if is_on_cpu else 4096)
+        # So many take little more time for each than a whole prompt does.
+        self.tokens_at_once = min(128 if is_on_cpu else 512, config.prefill_chunk_size)
 
     def clear(self) -> None:
         """Back to no slots; the sizes of settings stay as they have grown."""
@@ -93,11 +96,9 @@ class Slots:
 
     @property
     def used_share(self) -> float:
-        """Of the tokens that all slots have room for, those that are there; in [0, 1]."""
-        # Each read once: other threads ask too.
+        """Of the tokens that all slots have room for, those that are there; in [0, 1]. Other threads may ask."""
         slots, capacity = self.owners, self.capacity
-        owners = [owner for owner in slots if owner is not None]
-        used = sum(len(owner.request.prompt_token_ids) + len(owner.token_ids) for owner in owners)
+        used = sum(len(one.request.prompt_token_ids) + len(one.token_ids) for one in slots if one is not None)
         return used / max(len(slots) * capacity, used, 1)
 
     @property
@@ -106,7 +107,7 @@ class Slots:
         return self._state is not None and self._state.cache.keeps_all
 
     def expect(self, completions: Sequence[Completion]) -> None:
-        """Settings that will come, so that no shape has to grow for them later."""
+        """See `RowSettings.expect`."""
         self._settings.expect(completions)
 
     def fit(self, model: Any, num_rows: int, num_tokens: int, max_model_len: int) -> None:
@@ -124,7 +125,7 @@ class Slots:
         self._rows = [IDLE] * num_rows if was_idle else self._rows + [IDLE] * missing
         self._is_cut = [False] * num_rows if was_idle else self._is_cut + [False] * missing
         self.capacity = capacity
-        self._make_batch()
+        self._batch = self._settings.batch_of(self._rows)
         # The smaller ones go before the larger ones come.
         before, self._state = (None, None) if was_idle else (before, None)
         self._state = programs.empty_slots(model, self._batch, config.speculation, capacity=capacity)
@@ -141,7 +142,7 @@ class Slots:
         placed = dict(zip(free, completions, strict=False))
         for slot, completion in placed.items():
             self.owners[slot], self._rows[slot] = completion, completion.row_params
-        self._make_batch()
+        self._batch = self._settings.batch_of(self._rows)
         return placed
 
     def must_remember(self) -> bool:
@@ -162,8 +163,8 @@ class Slots:
         self._begin(placed)
         by_shape: dict[tuple[int, int | None], dict[int, Completion]] = {}
         for slot, completion in placed.items():
-            num_tokens = len(completion.request.prompt_token_ids)
-            shape = prompt_shape(num_tokens, self._config.prefill_chunk_size, self.capacity)
+            length = len(completion.request.prompt_token_ids)
+            shape = prompt_shape(length, self._config.prefill_chunk_size, self.capacity)
             by_shape.setdefault(shape, {})[slot] = completion
         for (width, chunk_size), some in by_shape.items():
             group_size = min(max(self.prefill_tokens // (chunk_size or width), 1), len(self.owners))
@@ -190,15 +191,14 @@ class Slots:
         """
         length = len(request.prompt_token_ids)
         finish = Finish.RUNNING if begins else Finish.STOP
-        places: np.ndarray = np.zeros(len(self.owners), np.int32)
-        places[: len(slots)] = slots
+        places = [*slots, *[0] * (len(self.owners) - len(slots))]
         self._state = row_programs.put_row(
             self._batch,
             self._state,
             row,
             rectangle([request.prompt_token_ids], 1, self.capacity),
             jnp.asarray(np.array([length, num_read, len(slots), finish], np.int32)),
-            jnp.asarray(places),
+            jnp.asarray(np.array(places, np.int32)),
             capacity=self.capacity,
         )
         if begins:
@@ -245,6 +245,3 @@ class Slots:
         for slot in slots:
             self._is_cut[slot] = False
             self.unread.discard(slot)
-
-    def _make_batch(self) -> None:
-        self._batch = self._settings.batch_of(self._rows)

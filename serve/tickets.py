@@ -33,8 +33,8 @@ class UnavailableError(NotTakenError):
     """Nothing is taken for now."""
 
 
-class OvertakenError(Exception):
-    """What was asked for does not come about: something else was asked for meanwhile."""
+class ConflictError(Exception):
+    """What is asked for does not go with what the server is doing, or was asked to do meanwhile."""
 
 
 class EngineError(Exception):

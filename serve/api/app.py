@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
 
-from serve.api import chat, completions, generate, health, models, page, tokenization
+from serve.api import chat, completions, control, generate, health, models, page, tokenization
 from serve.api.errors import add_error_handlers
 from serve.api.metrics import Metrics
 from serve.api.middleware import ApiKeys, BodyLimit, Watch
@@ -28,12 +28,16 @@ def create_app(service: Service) -> FastAPI:
     service.engine.observer = metrics
     app = FastAPI(title="jaxmask", summary="Completions with the support of every token", lifespan=lifespan)
     add_error_handlers(app)
-    for endpoints in (generate, completions, chat, models, tokenization, page):
+    for endpoints in (generate, completions, chat, models, tokenization, page, control):
         app.include_router(endpoints.router(service))
     app.include_router(health.router(service, metrics))
     # The last one is the outermost.
     app.add_middleware(BodyLimit, max_bytes=service.config.max_body_bytes)
     app.add_middleware(ApiKeys, keys=service.config.api_keys)
-    engine = service.engine.engine
-    app.add_middleware(Watch, weight_version=lambda: engine.weight_version, answered=metrics.answered)
+    app.add_middleware(
+        Watch,
+        weight_version=lambda: service.engine.engine.weight_version,
+        answered=metrics.answered,
+        is_draining=lambda: service.engine.gate.state == "draining",
+    )
     return app

@@ -178,5 +178,5 @@ def _without_tokens(completion: CompletionOutput) -> CompletionOutput:
         sampling_mask=None if mask is None else mask[:0],
         finish_reason="length" if completion.finish_reason == "stop" else completion.finish_reason,
         stop_reason=None,
-        weight_versions=(),
+        weight_versions=[],
     )

@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from jaxmask import SamplingParams
-from serve.tickets import EngineError, NotTakenError, OverloadedError, OvertakenError
+from serve.tickets import ConflictError, EngineError, NotTakenError, OverloadedError
 
 LOG = logging.getLogger("serve")
 _FIELDS = {field.name for field in dataclasses.fields(SamplingParams)} | {"request_id"}
@@ -67,7 +67,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, NotTakenError):
         status = 429 if isinstance(error, OverloadedError) else 503
         return ApiError(status, error.message, headers={"Retry-After": str(error.retry_after)})
-    if isinstance(error, OvertakenError):
+    if isinstance(error, ConflictError):
         return ApiError(409, str(error))
     if not isinstance(error, EngineError):
         LOG.error("an endpoint failed", exc_info=error)
@@ -88,7 +88,7 @@ def add_error_handlers(app: FastAPI) -> None:
     """Lets every failure of an endpoint end in an error object."""
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
-    for kind in (ApiError, NotTakenError, OvertakenError, EngineError, Exception):
+    for kind in (ApiError, NotTakenError, ConflictError, EngineError, Exception):
         app.add_exception_handler(kind, _failed)
 
 

@@ -13,6 +13,7 @@ from serve.api.answers import EventStream, check, json_response, streamed, submi
 from serve.api.binary import NPZ, npz_response, prefers_npz
 from serve.api.errors import ApiError
 from serve.api.fields import Body, SamplingFields, StreamOptions, about, sampling_params
+from serve.api.logprobs import prompt_logprobs
 from serve.api.masks import MaskFormat, mask_json
 from serve.api.service import Service, check_model
 from serve.api.usage import usage_of
@@ -125,7 +126,7 @@ def _response(
         "created": service.now(),
         "output_mode": body.output_mode or "tokens",
         "usage": usage_of(len(output.prompt_token_ids), num_tokens, output.num_cached_tokens),
-        "prompt_logprobs": _prompt_logprobs(output),
+        "prompt_logprobs": prompt_logprobs(output.prompt_logprobs),
         "prompt_token_ids": output.prompt_token_ids if body.return_token_ids else None,
         "choices": [choice_of(body, completion) for completion in output.outputs],
     }
@@ -173,12 +174,3 @@ def _logprobs(completion: CompletionOutput) -> dict[str, Any] | None:
             }
         )
     return {"content": content}
-
-
-def _prompt_logprobs(output: RequestOutput) -> list[dict[str, Any] | None] | None:
-    if output.prompt_logprobs is None:
-        return None
-    return [
-        None if entries is None else {str(token_id): entry._asdict() for token_id, entry in entries.items()}
-        for entries in output.prompt_logprobs
-    ]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from jaxmask.wire import Logprob
+from models.text_stream import INCOMPLETE
 
 Entries = Mapping[int, Logprob]
 PromptEntries = Sequence[Entries | None]
@@ -24,16 +25,31 @@ class Offsets:
 
     def __init__(self, tokenizer: Any, skip_special_tokens: bool, begin: int = 0):
         """Of a text whose first token begins at `begin`; all of them do without a tokenizer."""
+        self._tokenizer, self._skip = tokenizer, skip_special_tokens
         self._stream = None if tokenizer is None else tokenizer.stream(skip_special_tokens)
         self._end = begin
 
     def of(self, token_ids: Sequence[int]) -> list[int]:
         """The characters before each of the next tokens."""
-        offsets = []
-        for token_id in token_ids:
-            offsets.append(self._end)
-            self._end += 0 if self._stream is None else len(self._stream.push([token_id]))
-        return offsets
+        return [self._begin(token_id) for token_id in token_ids]
+
+    def _begin(self, token_id: int) -> int:
+        begin = self._end
+        if self._stream is None:
+            return begin
+        settled, own = self._stream.push([token_id]), self._tokenizer.decode([token_id], skip_special_tokens=self._skip)
+        self._end += len(settled)
+        # What waited in vain for the rest of a character goes before this token.
+        is_whole = own and INCOMPLETE not in own and settled.endswith(own)
+        return self._end - len(own) if is_whole else begin
+
+
+@runtime_checkable
+class SpellsTokens(Protocol):
+    """A tokenizer that knows the bytes of its tokens, of which a character may take several."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +69,13 @@ class TokenTexts:
         if self.as_ids or self.tokenizer is None:
             return f"token_id:{token_id}"
         return self.tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def spoken(self, token_id: int, logprob: float | None) -> dict[str, Any]:
+        """One token with its bytes and its value."""
+        text = self.of(token_id)
+        is_text = not self.as_ids and isinstance(self.tokenizer, SpellsTokens)
+        spelt = self.tokenizer.token_bytes(token_id) if is_text else text.encode()
+        return {"token": text, "logprob": logprob, "bytes": list(spelt)}
 
     def likeliest(self, entries: Entries) -> dict[str, float]:
         """Values by text; of several tokens of one text, the drawn one's, or the greatest."""
@@ -91,15 +114,10 @@ def chat_logprobs(texts: TokenTexts, token_ids: Sequence[int], entries: Sequence
       entries: for each token, by id: the drawn one, then the likeliest.
       num: how many of the likeliest were asked for; -1 for all.
     """
-    content = [
-        _spoken(texts.of(token_id), _value(found, token_id))
-        | {
-            "top_logprobs": [
-                _spoken(texts.of(top_id), entry.logprob) for top_id, entry in _likeliest(found, num).items()
-            ]
-        }
-        for token_id, found in zip(token_ids, entries, strict=True)
-    ]
+    content = []
+    for token_id, found in zip(token_ids, entries, strict=True):
+        tops = [texts.spoken(top_id, entry.logprob) for top_id, entry in _likeliest(found, num).items()]
+        content.append(texts.spoken(token_id, _value(found, token_id)) | {"top_logprobs": tops})
     return {"content": content, "refusal": None}
 
 
@@ -121,7 +139,3 @@ def _likeliest(entries: Entries, num: int) -> Entries:
 
 def _value(entries: Entries | None, token_id: int) -> float | None:
     return entries[token_id].logprob if entries is not None and token_id in entries else None
-
-
-def _spoken(text: str, logprob: float | None) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

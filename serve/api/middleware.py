@@ -17,15 +17,22 @@ from serve.api.errors import ApiError, as_api_error, error_response
 class Watch:
     """Around all else: every response says which weights the server has, and failures nobody caught become a 500."""
 
-    def __init__(self, app: ASGIApp, weight_version: Callable[[], str], answered: Callable[[int], None]):
+    def __init__(
+        self,
+        app: ASGIApp,
+        weight_version: Callable[[], str],
+        answered: Callable[[int], None],
+        is_draining: Callable[[], bool],
+    ):
         """Around an application.
 
         Args:
           app: the application.
           weight_version: the name of the weights, printable ASCII.
           answered: called with the status of each response.
+          is_draining: whether connections are to end with their responses.
         """
-        self._app, self._weight_version, self._answered = app, weight_version, answered
+        self._app, self._weight_version, self._answered, self._is_draining = app, weight_version, answered, is_draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers with the application's response and the header X-Weight-Version."""
@@ -39,8 +46,10 @@ class Watch:
             if message["type"] == "http.response.start":
                 has_begun = True
                 self._answered(message["status"])
-                version = (b"x-weight-version", self._weight_version().encode())
-                message = {**message, "headers": [*message.get("headers", ()), version]}
+                own = [(b"x-weight-version", self._weight_version().encode())]
+                # Or the client would send its next request on a connection that is about to be closed.
+                own += [(b"connection", b"close")] if self._is_draining() else []
+                message = {**message, "headers": [*message.get("headers", ()), *own]}
             await send(message)
 
         try:

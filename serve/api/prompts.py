@@ -68,7 +68,7 @@ async def checked_requests(
       name: of the only one; of several, each gets its number.
       prompts: texts or ids.
       params: of each.
-      fields: whether these are streamed, and whether texts get the model's BOS.
+      fields: of the request: whether it is streamed, whether texts get the model's BOS, whose cache they share.
     """
     most = service.engine.max_waiting + service.engine.engine.config.max_num_seqs
     if len(prompts) * params.n > most:
@@ -80,7 +80,16 @@ async def checked_requests(
         if isinstance(prompt, str):
             text = prompt
             prompt = await encode(service, prompt, fields.add_special_tokens is not False)
-        requests.append(await check(service, own_name, prompt, params, is_streamed=bool(fields.stream), text=text))
+        request = await check(
+            service,
+            own_name,
+            prompt,
+            params,
+            is_streamed=bool(fields.stream),
+            text=text,
+            cache_salt=fields.cache_salt,
+        )
+        requests.append(request)
     return requests
 
 

@@ -171,6 +171,31 @@ def test_inserted_rows_are_found_where_a_window_expects_them(chunk_size):
             np.testing.assert_array_equal(found.values[layer][row], cache.values[layer][row])
 
 
+@pytest.mark.parametrize(("config", "num_read"), [(CONFIG, 7), (CONFIG, 2), (WINDOWED, 7), (WINDOWED, 2)])
+@pytest.mark.parametrize(("capacity", "chunk_size"), [(7, 1), (8, 3), (16, 5)])
+def test_a_row_is_taken_with_the_tokens_that_are_seen_from_its_end(config, num_read, capacity, chunk_size):
+    """Of the second row its first tokens: all of them, or, where no window has dropped any, fewer. All else is 0."""
+    cache = KVCache.empty(2, 9, config, jnp.float32, 2)
+    lengths = jnp.array([4, 7 if num_read == 7 or config == CONFIG else 2], jnp.int32)
+    for layer in range(2):
+        cache = cache.fill(layer, tokens(1, 2, 7), -tokens(1, 2, 7), lengths)
+    cache = dataclasses.replace(cache, lengths=lengths)
+    take = jax.jit(KVCache.take_row, static_argnames=("capacity", "chunk_size"))
+    found = take(cache, jnp.int32(1), jnp.int32(num_read), capacity=capacity, chunk_size=chunk_size)
+    assert (found.capacity, found.chunk_size, found.lengths.tolist()) == (capacity, chunk_size, [num_read])
+    for layer in range(2):
+        window = config.window_of(layer) or num_read
+        positions = np.asarray(found.positions(layer, found.lengths))[0]
+        keys, values = np.asarray(found.keys[layer][0, 1, 2]), np.asarray(found.values[layer][0, 0, :, 3])
+        assert keys.shape == values.shape == positions.shape == (found.num_slots(layer),)
+        is_seen = (positions >= 0) & (positions > num_read - 1 - window)
+        assert is_seen.sum() == min(num_read, window)
+        assert keys[is_seen].tolist() == (positions[is_seen] + 1).tolist()
+        assert values[is_seen].tolist() == (-positions[is_seen] - 1).tolist()
+        assert not keys[positions < 0].any()
+        assert not values[positions < 0].any()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

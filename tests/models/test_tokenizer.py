@@ -1,7 +1,7 @@
 import pytest
 
-from models.backends import add_around
-from models.tokenizer import Tokenizer, check_vocabulary
+from models.backends import add_around, sentencepiece_bpe
+from models.tokenizer import LONG, Tokenizer, check_vocabulary
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -123,3 +123,24 @@ def test_special_tokens_past_the_model_are_refused_where_they_are_written(backen
     assert tokenizer.encode("<imag e>") == Tokenizer(backend).encode("<imag e>")
     with pytest.raises(ValueError, match=f"no row for token '<image>' .{num_ids}."):
         tokenizer.encode("an <image>")
+
+
+def test_bytes_of_tokens(backend, spm_parts):
+    """Joined, they are the text, however its characters were cut."""
+    text = "he ď €1\n"
+    for tokenizer in (Tokenizer(backend), Tokenizer(sentencepiece_bpe(*spm_parts, unknown_token="<unk>"))):
+        token_ids = tokenizer.encode(text)
+        assert len(token_ids) > len(text) - 3
+        assert b"".join(map(tokenizer.token_bytes, token_ids)).decode() == text
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.token_bytes(tokenizer.encode("<|im_start|>")[0]) == b"<|im_start|>"
+
+
+def test_long_texts_are_encoded_as_short_ones(tokenizer, backend):
+    text = "".join(TEXTS) * (LONG // 100)
+    assert len(text) > LONG
+    assert tokenizer.encode(text) == backend.encode(text, add_special_tokens=False).ids
+    add_around(backend, "<|im_start|>")
+    assert tokenizer.encode(text, add_special_tokens=True) == [1, *tokenizer.encode(text)]
+    with pytest.raises(ValueError, match="text must be a string of whole characters"):
+        tokenizer.encode(text + "\ud800")

@@ -22,8 +22,9 @@ def smollm2_tokenizer():
 
 @pytest.fixture(scope="session")
 def wordy_server():
-    """A running server of `wordy.MODEL`, whose programs are compiled as they are needed."""
+    """A running server of `wordy.MODEL`."""
     with running_server(wordy.MODEL, wordy.TOKENIZER, is_warm=False) as running:
+        assert running.client.post("/v1/completions", json=wordy.WIDEST, timeout=300).status_code == 200
         yield running
 
 

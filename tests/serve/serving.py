@@ -1,5 +1,6 @@
 """A server on a free port of this machine, in a thread of the test's process, and clients for it."""
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -45,6 +46,10 @@ class Running:
             lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
         assert lines[-1] == "[DONE]"
         return [json.loads(line, parse_constant=refuse) for line in lines[:-1]]
+
+    def on_loop(self, work):
+        """What a coroutine returns on the server's own loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.service.engine._loop).result(30)
 
     def wait_until_idle(self, seconds=10.0):
         """Returns once nothing runs or waits."""

@@ -7,7 +7,7 @@ import pytest
 from stub_engine import StubEngine, request
 
 from serve.async_engine import AsyncEngine
-from serve.tickets import EngineError, OverloadedError, OvertakenError, UnavailableError
+from serve.tickets import ConflictError, EngineError, OverloadedError, UnavailableError
 
 FOREVER = 10**9
 
@@ -246,7 +246,7 @@ def test_a_pause_that_waits_can_be_overtaken(end):
         await asyncio.sleep(0.01)
         ends = {"resume": engine.resume, "keep": lambda: engine.pause("keep"), "drain": lambda: engine.drain(0.1)}
         await ends[end]()
-        with pytest.raises(OvertakenError):
+        with pytest.raises(ConflictError):
             await pause
         if end == "resume":
             # It does not stop what was resumed once all is quiet.

@@ -1,5 +1,6 @@
 import dataclasses
 import gc
+import time
 
 import jax
 import numpy as np
@@ -137,6 +138,97 @@ def test_new_weights_answer_what_comes_after(engine):
     engine.update_weights(MODEL)
     engine.add_request("old", PROMPTS[4], params)
     assert_truthful(finish(engine)["old"], params, MODEL)
+
+
+def test_each_token_knows_its_weights(engine):
+    """Whole answers, and deltas of streams with the places of their own tokens."""
+    params = changed(seed=4, n=2, max_tokens=30, ignore_eos=True)
+    engine.update_weights(MODEL, "first")
+    engine.add_request("whole", PROMPTS[4], params)
+    engine.add_request("parts", PROMPTS[4], params, is_streamed=True)
+    deltas, whole, versions = [], [], ["first"]
+    for _ in range(6):
+        for output in engine.step():
+            deltas.append(output)
+        engine.update_weights(OTHER if len(versions) % 2 else MODEL, "second" if len(versions) == 1 else None)
+        versions.append(engine.weight_version)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            (whole if output.request_id == "whole" else deltas).append(output)
+    assert versions == ["first", "second", "second+1", "second+1+1", "second+1+1+1", "second+1+1+1+1", versions[-1]]
+    for completion in whole[0].outputs:
+        spans = completion.weight_versions
+        # Chunks of four steps each, as one of the two is streamed.
+        assert spans[:3] == [("first", 0, 4), ("second", 4, 8), ("second+1", 8, 12)]
+        assert spans[-1].end == len(completion.token_ids) == 30
+        parts = [part for delta in deltas for part in delta.outputs if part.index == completion.index]
+        assert [span for part in parts for span in part.weight_versions if part.token_ids] == spans[:6] + [
+            (versions[-1], start, min(start + 4, 30)) for start in range(24, 30, 4)
+        ]
+    engine.update_weights(MODEL, "9")
+    engine.update_weights(MODEL)
+    assert engine.weight_version == "10"
+
+
+def test_tokens_past_a_stop_string_belong_to_no_weights(engine):
+    params = changed(seed=3, max_tokens=40, ignore_eos=True)
+    engine.add_request("long", PROMPTS[2], params)
+    text = finish(engine)["long"].outputs[0].text
+    engine.add_request("cut", PROMPTS[2], changed(seed=3, max_tokens=40, ignore_eos=True, stop=[text[2:5]]))
+    completion = finish(engine)["cut"].outputs[0]
+    assert completion.stop_reason == text[2:5]
+    assert [(span.start, span.end) for span in completion.weight_versions] == [(0, len(completion.token_ids))]
+
+
+def test_times_of_a_request(engine):
+    long = changed(max_tokens=30, ignore_eos=True, seed=1)
+    before = time.monotonic()
+    for name in "abcd":
+        engine.add_request(name, PROMPTS[0], long)
+    engine.add_request("waits", PROMPTS[1], long)
+    engine.add_request("never", PROMPTS[1], long)
+    engine.step()
+    engine.abort_request("never")
+    assert 0 < engine.capacity_share <= 1
+    outputs = finish(engine)
+    assert engine.capacity_share == 0
+    never, first, waits = (outputs[name].metrics for name in ("never", "a", "waits"))
+    assert before <= never.arrival_time
+    assert (never.first_scheduled_time, never.first_token_time, never.last_token_time) == (None, None, None)
+    for metrics in (first, waits):
+        times = [getattr(metrics, field.name) for field in dataclasses.fields(metrics)]
+        assert times == sorted(times)
+        assert times[-1] <= time.monotonic()
+    assert first.first_token_time < first.last_token_time <= waits.first_scheduled_time
+
+
+def test_many_completions_do_not_keep_a_later_request_out(engine):
+    many = changed(seed=1, n=24, max_tokens=6, ignore_eos=True)
+    engine.add_request("many", PROMPTS[0], many)
+    engine.step()
+    engine.add_request("one", PROMPTS[1], changed(seed=2, max_tokens=6))
+    order = []
+    while engine.has_unfinished_requests():
+        order += [(output.request_id, engine.num_waiting > 0) for output in engine.step()]
+    assert order == [("one", True), ("many", False)]
+
+
+@pytest.mark.slow
+def test_a_step_is_quick_however_many_wait(engine, unchecked):
+    params = changed(seed=1, max_tokens=2)
+    requests = [engine.check(str(number), PROMPTS[number % 8], params) for number in range(20_000)]
+    for request in requests:
+        engine.submit(request)
+    started = time.perf_counter()
+    for _ in range(20):
+        engine.step()
+    assert time.perf_counter() - started < 4
+    assert engine.num_waiting > 19_000
+    started = time.perf_counter()
+    engine.abort_request(request.request_id for request in requests)
+    assert len(engine.step()) + 80 >= 20_000
+    assert time.perf_counter() - started < 10
+    assert (engine.num_waiting, engine.num_running) == (0, 0)
 
 
 def test_a_row_without_finite_logits_ends_alone(engine):

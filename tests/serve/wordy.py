@@ -83,6 +83,21 @@ def wordy_model():
 
 
 MODEL = wordy_model()
+# Shapes grow to hold it, and what is compiled for it serves all that asks for less.
+WIDEST = {
+    "prompt": [3, 4, 5],
+    "n": 4,
+    "top_k": VOCAB_SIZE,
+    "logprobs": 5,
+    "min_tokens": 2,
+    "stop_token_ids": list(range(50, 251)),
+    "allowed_token_ids": list(range(8)),
+    "logit_bias": {str(token_id): 1 for token_id in range(8)},
+    "bad_words": [[5, 6], [7]],
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.1,
+    "repetition_penalty": 1.1,
+}
 ENDPOINTS = {
     "generate": "/inference/v1/generate",
     "completions": "/v1/completions",

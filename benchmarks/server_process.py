@@ -77,6 +77,10 @@ class ServerProcess:
     def terminate(self, seconds: float = 60) -> int:
         """Sends SIGTERM and waits; returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
+        return self.ended(seconds)
+
+    def ended(self, seconds: float = 60) -> int:
+        """Waits until it has ended and all it wrote is here; returns the exit code."""
         code = self.process.wait(seconds)
         self._reader.join(10)
         return code
