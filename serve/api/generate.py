@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ from serve.api.errors import ApiError
 from serve.api.fields import Body, SamplingFields, StreamOptions, about, sampling_params
 from serve.api.logprobs import prompt_logprobs
 from serve.api.masks import MaskFormat, mask_json
-from serve.api.service import Service, check_model
+from serve.api.service import Service, check_model, new_id
 from serve.api.usage import usage_of
 from serve.outputs import CompletionOutput, RequestOutput
 from serve.tickets import Ticket
@@ -94,7 +93,7 @@ async def _tickets(service: Service, body: GenerateBody) -> list[Ticket]:
     own = {name: getattr(given, name) for name in ("logprobs", "prompt_logprobs", "detokenize")}
     values = {name: value for name, value in own.items() if value is not None}
     params = sampling_params(given, {}, max_tokens=given.max_tokens, **values)
-    name = f"generate-tokens-{uuid.uuid4().hex if body.request_id is None else body.request_id}"
+    name = f"generate-tokens-{new_id() if body.request_id is None else body.request_id}"
     if body.output_mode == "text" and service.tokenizer is None:
         raise ApiError(400, "output_mode text needs a tokenizer, which this model does not have.", "output_mode")
     request = await check(

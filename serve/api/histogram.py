@@ -8,13 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int, Integer
 
+# NumPy's search lets other threads run; waiting for the next turn takes longer than to sort so many values one by one.
+_FEW = 64
+
 
 class Histogram:
     """How many values were at most each of some bounds."""
 
     def __init__(self, bounds: Sequence[float | int]):
         """Of no values; bounds ascend."""
-        self._bounds = np.array(bounds, float)
+        self._bounds = [float(bound) for bound in bounds]
         self._counts: Int[np.ndarray, " N"] = np.zeros(len(bounds) + 1, np.int64)
         self._total = 0.0
 
@@ -25,6 +28,10 @@ class Histogram:
 
     def add_all(self, values: Integer[np.ndarray, " N"]) -> None:
         """Many values."""
+        if len(values) <= _FEW:
+            for value in values.tolist():
+                self.add(value)
+            return
         self._counts += np.bincount(np.searchsorted(self._bounds, values), minlength=len(self._counts))
         self._total += float(values.sum())
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from jaxmask import SamplingParams
 from serve.api.fields import SamplingFields, StreamOptions, about, sampling_params
 from serve.api.masks import MaskFormat
-from serve.api.service import Service
+from serve.api.service import Service, new_id
 
 _NO_EFFECT = "Taken, and without effect."
 
@@ -47,7 +46,7 @@ class OpenAIFields(SamplingFields):
 
     def name(self, prefix: str) -> str:
         """The response's id."""
-        return f"{prefix}-{uuid.uuid4().hex if self.request_id is None else self.request_id}"
+        return f"{prefix}-{new_id() if self.request_id is None else self.request_id}"
 
 
 def response_head(service: Service, name: str, kind: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -74,6 +75,14 @@ class Service:
     def now(self) -> int:
         """Seconds since 1970."""
         return int(time.time())
+
+
+def new_id() -> str:
+    """A new name for a request: 32 hexadecimal digits. No secret: they do not come from the system's entropy.
+
+    Reading that would let the engine's thread run, and every request wait for its next turn.
+    """
+    return f"{random.getrandbits(128):032x}"
 
 
 def check_model(service: Service, name: str | None) -> None:
