@@ -14,9 +14,11 @@ UNOPTIMIZED = $(addprefix tests/,test_compact.py test_filter_kernel.py test_gath
   test_gpu_kernels_benchmark.py test_head_kernel.py test_speculation.py test_streaming.py \
   $(addprefix models/,test_attend.py test_cache.py test_decoder.py test_huggingface.py test_layers.py test_lora.py \
     test_mesh_rules.py) \
-  $(addprefix serve/,test_api_faults.py test_api_fuzz.py test_back_pressure.py test_chat_endpoint.py \
+  $(addprefix serve/,test_api_faults.py test_api_fuzz.py test_back_pressure.py test_binary_masks.py \
+    test_chat_endpoint.py \
     test_completions_endpoint.py test_control.py test_engine.py test_engine_reading.py test_generate_endpoint.py test_llm.py \
-    test_llm_decoder.py test_metrics.py test_openai_client.py test_openai_smollm2.py test_page.py test_tokenization_endpoints.py) \
+    test_llm_decoder.py test_metrics.py test_openai_client.py test_openai_smollm2.py test_page.py test_serve_benchmark.py \
+    test_tokenization_endpoints.py test_warmup.py) \
   $(addprefix train/,test_countdown.py test_evaluation.py test_kept_mass.py test_loop.py test_mesh.py test_partition.py \
     test_step.py))
 

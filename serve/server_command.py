@@ -52,7 +52,7 @@ class ServerOptions:
       drain_timeout: seconds for requests to end in, once SIGTERM came.
       enable_rl_endpoints: let clients pause the server and replace its weights.
       compilation_cache_dir: compiled programs are kept there for the next start.
-      warmup: compile the first programs before requests are taken.
+      warmup: compile, before requests are taken, what the first ones need, or what any number of them needs.
       access_log: a line for each request.
     """
 
@@ -83,7 +83,7 @@ class ServerOptions:
     drain_timeout: float = 30.0
     enable_rl_endpoints: bool = False
     compilation_cache_dir: Path | None = None
-    warmup: bool = True
+    warmup: Literal["none", "first", "all"] = "first"
     access_log: bool = True
 
 
@@ -124,8 +124,8 @@ def open_service(options: ServerOptions) -> Service:
     )
     keep_programs(options.compilation_cache_dir)
     llm = _open_model(options)
-    if options.warmup:
-        warm_up(llm.engine)
+    if options.warmup != "none":
+        warm_up(llm.engine, all_sizes=options.warmup == "all")
     defaults = recommended(generation_defaults(options.generation_config, llm.get_tokenizer()))
     return Service(AsyncEngine(llm.engine, max_waiting=options.max_waiting), config, defaults)
 
