@@ -17,6 +17,9 @@ LOG = logging.getLogger("serve")
 _LAST_WORDS = 0.5
 # Seconds for clients to read in what was written for them, once all completions have ended.
 _PATIENCE = 5
+# Seconds for which a connection may lie idle. Pools of clients keep theirs for 5: they give up first, and never write on
+# a connection that is being closed under them.
+_KEEP_ALIVE = 60
 
 
 class Server(uvicorn.Server):
@@ -86,6 +89,7 @@ def run(service: Service, bound: socket.socket, *, access_log: bool = True) -> N
         access_log=access_log,
         # Streams that outlive the drain are told so within it, and others are hung up on: this is never reached.
         timeout_graceful_shutdown=2 * _PATIENCE,
+        timeout_keep_alive=_KEEP_ALIVE,
     )
     # Whoever reads the next line may connect at once: a client waits for the loop instead of being refused.
     bound.listen(config.backlog)
