@@ -15,6 +15,11 @@ from serve.api.service import Service
 LOG = logging.getLogger("serve")
 # Seconds in which requests are still told that the server goes.
 _LAST_WORDS = 0.5
+# Seconds for clients to read in what was written for them, once all completions have ended.
+_PATIENCE = 5
+# Seconds for which a connection may lie idle. Pools of clients keep theirs for 5: they give up first, and never write on
+# a connection that is being closed under them.
+_KEEP_ALIVE = 60
 
 
 class Server(uvicorn.Server):
@@ -44,6 +49,16 @@ class Server(uvicorn.Server):
         # A signal comes between any two instructions; the loop's own state is changed on the loop.
         act = self._begin_to_drain if self._num_signals == 1 else self._service.engine.abort
         asyncio.get_running_loop().call_soon_threadsafe(act)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's; clients that do not read, or never end what they ask for, are hung up on after a while."""
+        # Cancelled by uvicorn instead, their endpoints would end in tracebacks.
+        asyncio.get_running_loop().call_later(_PATIENCE, self._hang_up)
+        await super().shutdown(sockets)
+
+    def _hang_up(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     def _begin_to_drain(self) -> None:
         LOG.info("stopping: %d completions go on, new requests are refused", self._service.engine.num_open)
@@ -81,7 +96,8 @@ def run(service: Service, bound: socket.socket, *, access_log: bool = True) -> N
         # Its lines go where ours go.
         log_config=None,
         access_log=access_log,
-        # Streams that outlive the drain are told so within it; this only bounds a client that does not read.
-        timeout_graceful_shutdown=5,
+        # Streams that outlive the drain are told so within it, and others are hung up on: this is never reached.
+        timeout_graceful_shutdown=2 * _PATIENCE,
+        timeout_keep_alive=_KEEP_ALIVE,
     )
     Server(config, service).run(sockets=[bound])

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import signal
+import socket
 from collections import Counter
 from pathlib import Path
 
@@ -97,6 +98,26 @@ def test_sigterm_under_load_answers_or_tells_everyone(scripts, folder, cache, dr
     assert "Traceback" not in server.text
     assert not re.search(r"ERROR|WARNING", server.text), server.text
     assert "all completions have ended" in server.text
+
+
+@pytest.mark.slow
+def test_clients_that_do_nothing_do_not_keep_the_server(scripts, folder, cache):
+    """One reads nothing of a long stream, one never ends its body: both are hung up on, without a traceback."""
+    processes, _ = scripts
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    sampling = LONG["sampling_params"] | {"top_k": 96, "n": 64}
+    body = json.dumps(LONG | {"sampling_params": sampling, "stream": True})
+    with processes.server_process(folder, *processes.MASKED, *SLOTS, *cache) as server, socket.socket() as deaf:
+        address = (httpx.URL(server.url).host, httpx.URL(server.url).port)
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(address)
+        deaf.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        with socket.create_connection(address) as slow:
+            slow.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+            # By then the server has read what is above.
+            assert httpx.get(f"{server.url}/health").status_code == 200
+            assert server.terminate() == 0
+    assert not re.search(r"Traceback|ERROR|WARNING", server.text), server.text
 
 
 @pytest.mark.slow
