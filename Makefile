@@ -22,17 +22,20 @@ UNOPTIMIZED = $(addprefix tests/,test_compact.py test_filter_kernel.py test_gath
   $(addprefix train/,test_countdown.py test_evaluation.py test_kept_mass.py test_loop.py test_mesh.py test_partition.py \
     test_step.py))
 
+# A file's tests share what is slow to make, and stay in one process.
+DIST = --dist loadfile --no-loadscope-reorder
+
 .PHONY: demo test test-fast lint clean
 
 demo: $(READY)
 	$(BIN)/python -m train --preset sort-tiny
 
 test: lint $(COMPILERS) $(TEST_MODELS)
-	JAXMASK_TESTS_UNOPTIMIZED=1 $(BIN)/python -m pytest -n auto --dist worksteal $(UNOPTIMIZED)
-	$(BIN)/python -m pytest -n auto --dist worksteal $(UNOPTIMIZED:%=--ignore=%)
+	JAXMASK_TESTS_UNOPTIMIZED=1 $(BIN)/python -m pytest -n auto $(DIST) $(UNOPTIMIZED)
+	$(BIN)/python -m pytest -n auto $(DIST) $(UNOPTIMIZED:%=--ignore=%)
 
 test-fast: $(READY) $(COMPILERS)
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n auto $(DIST) -m "not slow"
 
 lint: $(READY)
 	$(BIN)/ruff check .

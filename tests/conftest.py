@@ -20,6 +20,26 @@ import pytest
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# Files that take longest, which therefore begin first: what is left for the end is short, and no process waits long.
+LONGEST = (
+    "test_kill.py",
+    "test_processes.py",
+    "test_mesh_runs.py",
+    "test_sharding.py",
+    "test_sampling.py",
+    "test_server_process.py",
+    "test_bisection.py",
+    "test_gpu_compile.py",
+    "test_engine.py",
+    "test_filter_kernel.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """The tests of the longest files first; those of a file stay together."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
+
 
 @pytest.fixture
 def unchecked():
