@@ -17,8 +17,8 @@ LOG = logging.getLogger("serve")
 _LAST_WORDS = 0.5
 # Seconds for clients to read in what was written for them, once all completions have ended.
 _PATIENCE = 5
-# Seconds for which a connection may lie idle. Pools of clients keep theirs for 5: they give up first, and never write on
-# a connection that is being closed under them.
+# Seconds for which a connection may lie idle. Pools of clients keep theirs for 5: they give up first, and write on none
+# that is being closed.
 _KEEP_ALIVE = 60
 
 
