@@ -1,6 +1,8 @@
+import pydantic
 import pytest
 
 from jaxmask import SamplingParams
+from serve.api.generate import TokenSampling
 from serve.sizes import check_sizes, without_repeats
 
 
@@ -36,3 +38,18 @@ def test_what_is_said_twice_is_kept_once():
     assert found.bad_words == ((5,), (6,))
     assert without_repeats(found) is found
     assert without_repeats(SamplingParams()) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"bad_words": [[1]] * 1025}, "bad_words must hold at most 1024 values, got 1025"),
+        # Their kinds are not looked at.
+        ({"stop": [None] * 257}, "stop must hold at most 256 values, got 257"),
+        ({f"key{number}": 1 for number in range(257)}, "an object must have at most 256 fields, got 257"),
+    ],
+)
+def test_bodies_that_would_take_long_are_refused_with_one_error(fields, message):
+    with pytest.raises(pydantic.ValidationError, match=message) as refusal:
+        TokenSampling.model_validate(fields)
+    assert refusal.value.error_count() == 1
