@@ -15,6 +15,7 @@ from jaxmask.mass import MAX_COLUMNS
 from jaxmask.params import NO_TEXT_TO_STOP, SamplingParams, check_integers
 from serve.bad_words import with_encoded_bad_words
 from serve.config import EngineConfig
+from serve.sizes import check_sizes, without_repeats
 
 TokenIds = Sequence[int] | Int[np.ndarray, " S"]
 
@@ -94,7 +95,8 @@ class Request:
         """
         text = prompt if isinstance(prompt, str) else text
         token_ids = _prompt_ids(prompt, limits)
-        params = with_encoded_bad_words(params, limits.tokenizer)
+        check_sizes(params)
+        params = without_repeats(with_encoded_bad_words(params, limits.tokenizer))
         settings.check_request(params, limits.vocab_size)
         _check_logprobs(params, limits)
         if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from jaxmask import SamplingParams
 from jaxmask.params import MAX_NUM_SAMPLES
 from serve.api.errors import bad_request
+from serve.sizes import MAX_BAD_WORDS, MAX_STOP_STRINGS
 
 # What vLLM or OpenAI know and this server does not do: taken where it asks for nothing, refused where it does.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -54,6 +55,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": (None,),
 }
 
+_MAX_FIELDS = 256
+_MAX_ITEMS = {"stop": MAX_STOP_STRINGS, "bad_words": MAX_BAD_WORDS}
+
 
 def about(text: str, **schema: Any) -> Any:
     """A field that may be left out, with its text and its range on the OpenAPI page."""
@@ -71,6 +75,7 @@ class Body(BaseModel):
         """The fields without those that ask for nothing."""
         if not isinstance(values, dict):
             return values
+        _check_sizes(values)
         kept = {name: value for name, value in values.items() if name not in NEUTRAL or name in cls.model_fields}
         for name in values.keys() - kept.keys():
             if not any(value == values[name] and type(value) is type(values[name]) for value in NEUTRAL[name]):
@@ -84,6 +89,16 @@ class Body(BaseModel):
         if isinstance(value, str) and not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
             raise ValueError(f"text must have whole characters alone, got {value!r:.100}")
         return value
+
+
+def _check_sizes(values: dict[Any, Any]) -> None:
+    """Raises ValueError for what would take seconds to look through, only to be refused then."""
+    if len(values) > _MAX_FIELDS:
+        raise ValueError(f"an object must have at most {_MAX_FIELDS} fields, got {len(values)}")
+    for name, most in _MAX_ITEMS.items():
+        value = values.get(name)
+        if isinstance(value, list) and len(value) > most:
+            raise ValueError(f"{name} must hold at most {most} values, got {len(value)}")
 
 
 class StreamOptions(Body):
