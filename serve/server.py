@@ -76,8 +76,13 @@ def listen(host: str, port: int) -> socket.socket:
     """A bound socket, so that a port in use is known before the model is loaded; port 0 takes a free one.
 
     Raises:
+      ValueError: no such port, or no address; an empty one would be all of the machine's.
       OSError: the address cannot be had.
     """
+    if not 0 <= port < 2**16:
+        raise ValueError(f"port must be in [0, 65535], got {port}.")
+    if not host:
+        raise ValueError("host must not be empty; 0.0.0.0 is all addresses of the machine.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -115,6 +115,8 @@ def open_service(options: ServerOptions) -> Service:
     from serve.warmup import warm_up
 
     # Settings out of range are refused before the weights are read.
+    if options.max_waiting < 0:
+        raise ValueError(f"max_waiting must be at least 0, got {options.max_waiting}.")
     config = ServerConfig(
         model_names=options.served_model_name or (options.model,),
         api_keys=options.api_key or tuple(filter(None, [os.environ.get(API_KEY_VARIABLE)])),

@@ -25,6 +25,10 @@ _KINDS: dict[str, Any] = {
     "text/event-stream": {"schema": {"type": "string"}},
     NPZ: {"schema": {"type": "string", "format": "binary"}},
 }
+# Fields of vLLM's answers for what this server does not do: clients look them up.
+_ABSENT = dict.fromkeys(
+    ("prompt_token_id_logprobs", "mm_placeholders", "metrics", "kv_transfer_params", "ec_transfer_params")
+)
 
 
 class TokenSampling(SamplingFields):
@@ -109,7 +113,7 @@ async def _events(service: Service, body: GenerateBody, tickets: list[Ticket]) -
         num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
         event = _response(service, body, output)
         usage = event.pop("usage") | usage_of(len(output.prompt_token_ids), num_tokens, output.num_cached_tokens)
-        yield event | ({"usage": usage} if options.continuous_usage_stats else {})
+        yield event | {"usage": usage if options.continuous_usage_stats else None}
         if output.finished and options.include_usage:
             yield event | {"choices": [], "usage": usage}
 
@@ -127,6 +131,7 @@ def _response(
         "usage": usage_of(len(output.prompt_token_ids), num_tokens, output.num_cached_tokens),
         "prompt_logprobs": prompt_logprobs(output.prompt_logprobs),
         "prompt_token_ids": output.prompt_token_ids if body.return_token_ids else None,
+        **_ABSENT,
         "choices": [choice_of(body, completion) for completion in output.outputs],
     }
 
@@ -150,6 +155,7 @@ def _ending(body: GenerateBody, completion: CompletionOutput) -> dict[str, Any]:
         "index": completion.index,
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
+        "routed_experts": None,
         "weight_versions": [span._asdict() for span in completion.weight_versions],
     }
     return choice | ({"text": completion.text} if body.output_mode == "text" else {})

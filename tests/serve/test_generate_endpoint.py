@@ -40,6 +40,17 @@ def refused(running, body, *words):
     return error
 
 
+def test_fields_that_vllm_has_and_we_do_not_are_null(running):
+    body = running.generate(PROMPTS[2])
+    (choice,) = body["choices"]
+    names = ["prompt_token_id_logprobs", "mm_placeholders", "metrics", "kv_transfer_params", "ec_transfer_params"]
+    assert [body[name] for name in names] == [None] * 5
+    assert choice["routed_experts"] is None
+    events = running.events(PATH, {"token_ids": PROMPTS[2], "sampling_params": SAMPLING})
+    assert [event["usage"] for event in events] == [None] * len(events)
+    assert events[0]["choices"][0]["routed_experts"] is None
+
+
 def test_an_answer_is_what_the_engine_says(running):
     body = running.generate(PROMPTS[2], request_id="mine", model=NAME, return_token_ids=True)
     (output,) = answer_alone(PROMPTS[2], SAMPLING)
