@@ -43,7 +43,7 @@ def refused(running, body, *words):
 def test_fields_that_vllm_has_and_we_do_not_are_null(running):
     body = running.generate(PROMPTS[2])
     (choice,) = body["choices"]
-    names = "prompt_token_id_logprobs mm_placeholders metrics kv_transfer_params ec_transfer_params".split()
+    names = ["prompt_token_id_logprobs", "mm_placeholders", "metrics", "kv_transfer_params", "ec_transfer_params"]
     assert [body[name] for name in names] == [None] * 5
     assert choice["routed_experts"] is None
     events = running.events(PATH, {"token_ids": PROMPTS[2], "sampling_params": SAMPLING})
