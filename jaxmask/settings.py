@@ -19,6 +19,8 @@ from jaxmask.params import SamplingParams
 Least = Mapping[str, tuple[int, ...]]
 
 _NO_LIMIT = np.iinfo(np.int32).max
+# Of ids that are none, in an error.
+_MOST_SHOWN = 16
 
 
 def as_requests(params: SamplingParams | Sequence[SamplingParams]) -> list[SamplingParams]:
@@ -52,8 +54,10 @@ def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> No
     """Raises ValueError, with vLLM's text, unless every id is in [0, V)."""
     outside = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
     if outside:
+        more = f" and {len(outside) - _MOST_SHOWN} more" if len(outside) > _MOST_SHOWN else ""
         raise ValueError(
-            f"token_id(s) {outside} in {field} contain out-of-vocab token ids. Vocabulary size: {vocab_size}"
+            f"token_id(s) {outside[:_MOST_SHOWN]}{more} in {field} contain out-of-vocab token ids. Vocabulary size: "
+            f"{vocab_size}"
         )
 
 

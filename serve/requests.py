@@ -150,12 +150,7 @@ def _prompt_ids(prompt: str | TokenIds, limits: Limits) -> tuple[int, ...]:
             _check_length(len(prompt), limits)
         token_ids = check_integers("prompt_token_ids", prompt.tolist() if isinstance(prompt, np.ndarray) else prompt)
     _check_length(len(token_ids), limits)
-    outside = [token_id for token_id in token_ids if not 0 <= token_id < limits.vocab_size]
-    if outside:
-        raise ValueError(
-            f"token_id(s) {outside} in prompt_token_ids contain out-of-vocab token ids. Vocabulary size: "
-            f"{limits.vocab_size}"
-        )
+    settings.check_token_ids("prompt_token_ids", token_ids, limits.vocab_size)
     return token_ids
 
 

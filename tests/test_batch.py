@@ -50,6 +50,14 @@ def test_ids_outside_the_vocabulary(settings, field, outside):
     )
 
 
+def test_an_error_names_the_first_of_many_ids():
+    with pytest.raises(ValueError) as error:
+        batch_of(SamplingParams(stop_token_ids=[*range(8, 100_000)]))
+    assert "15, 16" in str(error.value)
+    assert ", 23] and 99976 more in stop_token_ids contain" in str(error.value)
+    assert len(str(error.value)) < 300
+
+
 def test_eos_ids_are_checked_too():
     with pytest.raises(ValueError, match=r"token_id\(s\) \[8\] in eos_token_ids contain out-of-vocab"):
         batch_of(SamplingParams(), eos_token_ids=[2, 8])

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from serve.api import chat, completions, control, generate, health, models, page, tokenization
 from serve.api.errors import add_error_handlers
 from serve.api.metrics import Metrics
-from serve.api.middleware import ApiKeys, BodyLimit, Watch
+from serve.api.middleware import ApiKeys, BodyLimit, OwnSite, Watch
 from serve.api.service import Service
 
 
@@ -33,6 +33,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(health.router(service, metrics))
     # The last one is the outermost.
     app.add_middleware(BodyLimit, max_bytes=service.config.max_body_bytes)
+    app.add_middleware(OwnSite)
     app.add_middleware(ApiKeys, keys=service.config.api_keys)
     app.add_middleware(
         Watch,

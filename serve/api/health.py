@@ -28,6 +28,10 @@ def router(service: Service, metrics: Metrics) -> APIRouter:
     async def get_health() -> Response:
         return health()
 
+    @routes.head("/health", include_in_schema=False)
+    async def head_health() -> Response:
+        return health()
+
     @routes.get("/ping", summary="As /health")
     async def get_ping() -> Response:
         return health()

@@ -108,6 +108,26 @@ async def _ask_for_key(scope: Scope, receive: Receive, send: Send) -> None:
     await response(scope, receive, send)
 
 
+class OwnSite:
+    """Refuses what a page of another site lets a browser send, with the key that the browser may remember."""
+
+    def __init__(self, app: ASGIApp):
+        """Around an application."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers 403 to requests of other sites that may change something."""
+        if scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS") and _is_foreign(scope):
+            refusal = ApiError(403, "Requests that come from pages of other sites are refused.")
+            await error_response(refusal)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def _is_foreign(scope: Scope) -> bool:
+    return any(name == b"sec-fetch-site" and value == b"cross-site" for name, value in scope["headers"])
+
+
 class BodyLimit:
     """Refuses bodies that are too large, before they are read to the end."""
 

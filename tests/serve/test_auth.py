@@ -79,3 +79,12 @@ def test_keys_that_nobody_has_are_refused_for_any_bytes(running):
         junk = bytes(byte | 0x80 for byte in secrets.token_bytes(size))
         for scheme in (b"Bearer ", b"Basic ", b""):
             assert running.client.get("/version", headers={"Authorization": scheme + junk}).status_code == 401
+
+
+@pytest.mark.parametrize(("site", "status"), [("cross-site", 403), ("same-origin", 200), ("none", 200), (None, 200)])
+def test_pages_of_other_sites_cannot_ask_for_anything(running, site, status):
+    """A browser would send the key that it remembers with them."""
+    headers = basic(KEYS[0]) | ({} if site is None else {"Sec-Fetch-Site": site})
+    assert running.client.post("/ping", headers=headers).status_code == status
+    assert running.client.get("/health", headers=headers).status_code == 200
+    assert running.client.head("/health", headers=headers).status_code == 200
