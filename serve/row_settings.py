@@ -65,11 +65,22 @@ class RowSettings:
 
     def _widen(self, completion: Completion) -> None:
         request, asked = completion.request, completion.request.params.logprobs
-        if request.returns_mask and request.params.top_k > 0:
-            self._widest = max(self._widest, completion.row_params.top_k)
+        self._widest = max(self._widest, _cells_for(completion.row_params, request.returns_mask))
         num_logprobs = self.options.num_logprobs
         if asked is not None:
             most = self._vocab_size if asked == -1 else asked
             num_logprobs = max(num_logprobs or 0, bucket(most, self._vocab_size) if most else 0)
         width = min(bucket(self._widest, MAX_WIDTH), self._vocab_size)
         self.options = dataclasses.replace(self.options, width=width, num_logprobs=num_logprobs)
+
+
+def _cells_for(row: SamplingParams, returns_mask: bool) -> int:
+    """Cells in which the sampler finds this row's support at once.
+
+    A row that does not return it is exact with fewer, and searched apart, slowly: it gets some, but not thousands.
+    """
+    if row.is_greedy:
+        return 0
+    if row.top_k > 0:
+        return row.top_k if returns_mask else min(row.top_k, MIN_WIDTH_UNBOUNDED)
+    return MIN_WIDTH_UNBOUNDED if row.top_p < 1 or row.min_p > 0 else 0
