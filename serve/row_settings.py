@@ -75,12 +75,10 @@ class RowSettings:
 
 
 def _cells_for(row: SamplingParams, returns_mask: bool) -> int:
-    """Cells in which the sampler finds this row's support at once.
+    """Cells in which the sampler finds this row's support at once, where its top-k says so.
 
     A row that does not return it is exact with fewer, and searched apart, slowly: it gets some, but not thousands.
     """
-    if row.is_greedy:
+    if row.is_greedy or row.top_k <= 0:
         return 0
-    if row.top_k > 0:
-        return row.top_k if returns_mask else min(row.top_k, MIN_WIDTH_UNBOUNDED)
-    return MIN_WIDTH_UNBOUNDED if row.top_p < 1 or row.min_p > 0 else 0
+    return row.top_k if returns_mask else min(row.top_k, MIN_WIDTH_UNBOUNDED)
