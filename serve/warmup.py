@@ -39,11 +39,13 @@ def warm_up(engine: Engine, *, all_sizes: bool = False) -> None:
 def _answer(engine: Engine, name: str, num_rows: int) -> None:
     config, most = engine.config, engine.limits.max_model_len
     plain = SamplingParams(max_tokens=2, ignore_eos=True, seed=0, return_sampling_mask=False)
-    params = plain
-    if config.return_sampling_mask:
-        num_logprobs = min(_TOP_LOGPROBS, engine.limits.max_logprobs)
-        top_k = min(50, engine.limits.vocab_size)
-        params = dataclasses.replace(plain, top_k=top_k, top_p=0.95, logprobs=num_logprobs, return_sampling_mask=True)
+    params = dataclasses.replace(
+        plain,
+        top_k=min(50, engine.limits.vocab_size),
+        top_p=0.95,
+        logprobs=min(_TOP_LOGPROBS, engine.limits.max_logprobs),
+        return_sampling_mask=config.return_sampling_mask,
+    )
     longest = max(min(config.min_model_len, most) - 2, 1)
     lengths = [min(length, longest) for length in _prompt_lengths(config.prefill_chunk_size)]
     for index, length in enumerate(dict.fromkeys(lengths)):
