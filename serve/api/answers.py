@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -22,13 +21,12 @@ from serve.tickets import Ticket, UnavailableError
 
 Result = TypeVar("Result")
 CLIENT_GONE = 499
-_SHORT = 2000
 
 
-async def check(
+def check(
     service: Service,
     request_id: str,
-    prompt: str | TokenIds,
+    token_ids: TokenIds,
     params: SamplingParams,
     *,
     is_streamed: bool,
@@ -36,18 +34,10 @@ async def check(
     cache_salt: str | None = None,
 ) -> Request:
     """A request that can be answered; raises ApiError 400 where it cannot."""
-    own = functools.partial(
-        service.engine.engine.check,
-        request_id,
-        prompt,
-        params,
-        is_streamed=is_streamed,
-        text=text,
-        cache_salt=cache_salt,
-    )
     with bad_request():
-        # Others are served while a long text becomes ids.
-        return await asyncio.to_thread(own) if isinstance(prompt, str) and len(prompt) > _SHORT else own()
+        return service.engine.engine.check(
+            request_id, token_ids, params, is_streamed=is_streamed, text=text, cache_salt=cache_salt
+        )
 
 
 def submit(service: Service, requests: Sequence[Request], timeout: float | None) -> list[Ticket]:

@@ -63,7 +63,7 @@ async def _ticket(service: Service, body: ChatBody, name: str) -> Ticket:
     defaults = {"max_tokens": None, **service.defaults}
     params = body.params(defaults, max_tokens=max_tokens, logprobs=num_logprobs)
     prompt = await render(service, body.messages, body, bool(body.add_special_tokens))
-    request = await check(
+    request = check(
         service,
         name,
         prompt.token_ids,

@@ -15,7 +15,7 @@ from serve.api.fields import Body, SamplingFields, StreamOptions, about, samplin
 from serve.api.logprobs import prompt_logprobs
 from serve.api.masks import MaskFormat, mask_json
 from serve.api.service import Service, check_model, new_id
-from serve.api.usage import usage_of
+from serve.api.usage import Tally, usage_of
 from serve.outputs import CompletionOutput, RequestOutput
 from serve.tickets import Ticket
 
@@ -100,22 +100,19 @@ async def _tickets(service: Service, body: GenerateBody) -> list[Ticket]:
     name = f"generate-tokens-{new_id() if body.request_id is None else body.request_id}"
     if body.output_mode == "text" and service.tokenizer is None:
         raise ApiError(400, "output_mode text needs a tokenizer, which this model does not have.", "output_mode")
-    request = await check(
-        service, name, body.token_ids, params, is_streamed=bool(body.stream), cache_salt=body.cache_salt
-    )
+    request = check(service, name, body.token_ids, params, is_streamed=bool(body.stream), cache_salt=body.cache_salt)
     return submit(service, [request], body.timeout)
 
 
 async def _events(service: Service, body: GenerateBody, tickets: list[Ticket]) -> AsyncIterator[dict[str, Any]]:
     options = body.stream_options or StreamOptions()
-    num_tokens = 0
-    async for _, output in streamed(tickets):
-        num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+    tally = Tally(tickets)
+    async for number, output in streamed(tickets):
+        tally.add(number, output)
         event = _response(service, body, output)
-        usage = event.pop("usage") | usage_of(len(output.prompt_token_ids), num_tokens, output.num_cached_tokens)
-        yield event | {"usage": usage if options.continuous_usage_stats else None}
+        yield event | {"usage": tally.usage if options.continuous_usage_stats else None}
         if output.finished and options.include_usage:
-            yield event | {"choices": [], "usage": usage}
+            yield event | {"choices": [], "usage": tally.usage}
 
 
 def _response(

@@ -80,7 +80,7 @@ async def checked_requests(
         if isinstance(prompt, str):
             text = prompt
             prompt = await encode(service, prompt, fields.add_special_tokens is not False)
-        request = await check(
+        request = check(
             service,
             own_name,
             prompt,
