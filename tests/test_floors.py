@@ -13,6 +13,8 @@ FOLDERS = ("jaxmask", "models", "train", "serve")
 # jaxmask from the ground up: a module imports only modules of lower floors.
 ORDER = (
     (
+        "jaxmask.audit.finding",
+        "jaxmask.audit.rows",
         "jaxmask.bits",
         "jaxmask.draw",
         "jaxmask.gathered",
