@@ -25,8 +25,20 @@ ORDER = (
         "jaxmask.tables",
         "jaxmask.kernels.dispatch",
     ),
-    ("jaxmask.checks", "jaxmask.filters", "jaxmask.placement", "jaxmask.ragged", "jaxmask.settings"),
     (
+        "jaxmask.audit.exchange",
+        "jaxmask.audit.lines",
+        "jaxmask.audit.values",
+        "jaxmask.checks",
+        "jaxmask.filters",
+        "jaxmask.placement",
+        "jaxmask.ragged",
+        "jaxmask.settings",
+    ),
+    (
+        "jaxmask.audit.completion",
+        "jaxmask.audit.events",
+        "jaxmask.audit.requests",
         "jaxmask.kernels.triton",
         "jaxmask.batch",
         "jaxmask.candidates",
@@ -35,6 +47,8 @@ ORDER = (
         "jaxmask.support",
     ),
     (
+        "jaxmask.audit.pieces",
+        "jaxmask.audit.readers.vllm",
         "jaxmask.bisection",
         "jaxmask.drawn",
         "jaxmask.given_supports",
@@ -47,6 +61,7 @@ ORDER = (
         "jaxmask.kernels.head.reference",
     ),
     (
+        "jaxmask.audit.builder",
         "jaxmask.by_columns",
         "jaxmask.by_rows",
         "jaxmask.edits",
@@ -58,6 +73,7 @@ ORDER = (
         "jaxmask.kernels.head.pallas_gpu",
     ),
     (
+        "jaxmask.audit.files",
         "jaxmask.received",
         "jaxmask.replay",
         "jaxmask.state",

@@ -1,0 +1,133 @@
+"""Rollouts of a file, in any form that is known, block by block."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxmask.audit.builder import RowsBuilder
+from jaxmask.audit.completion import Completion
+from jaxmask.audit.exchange import Exchange, Where, exchanges
+from jaxmask.audit.lines import lines
+from jaxmask.audit.readers import vllm
+from jaxmask.audit.rows import Rows
+from jaxmask.audit.values import WHOLE_ROW, Problem, shown
+
+AUTO = "auto"
+# Lines that are looked at before it is said that a file holds nothing known.
+_MAX_LOOKED_AT = 1000
+
+
+class UnreadableError(ValueError):
+    """A file that holds no rollouts in any form that is known."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    knows: Callable[[Any], bool]
+    completions: Callable[[Exchange], Iterator[Completion]]
+
+
+# In the order in which they are tried: a more particular look before a more general one.
+_OF_LINES = {"vllm": _Form(vllm.knows, vllm.completions)}
+FORMS: tuple[str, ...] = (*_OF_LINES,)
+
+
+class Reading(Iterator[Rows]):
+    """The blocks of a file, once, and what was met on the way.
+
+    Attributes:
+      form: one of FORMS.
+      num_rows: completions so far.
+      num_skipped: answers so far that are refusals: a status other than 200, or an error object.
+      num_blank: empty lines so far.
+      num_bytes: bytes so far, uncompressed.
+    """
+
+    def __init__(self, path: Path, form: str):
+        """Of a file in a form."""
+        self.form = form
+        self.num_rows = self.num_skipped = self.num_blank = self.num_bytes = 0
+        self._blocks = self._of_lines(path)
+
+    def __next__(self) -> Rows:
+        """The next block.
+
+        Raises:
+          UnreadableError: the file has ended and nothing in it was of the form.
+        """
+        return next(self._blocks)
+
+    def _of_lines(self, path: Path) -> Iterator[Rows]:
+        form = _OF_LINES[self.form]
+        builder = RowsBuilder()
+        for line in lines(path):
+            self.num_bytes += line.num_bytes
+            self.num_blank += line.is_blank
+            where = Where(path.name, line.number)
+            num_bytes = line.num_bytes
+            if line.error:
+                builder.add(_unread(where, "line", line.error), num_bytes)
+            elif not line.is_blank:
+                for completion in self._completions(form, line.value, where):
+                    builder.add(completion, num_bytes)
+                    num_bytes = 0
+                    if builder.is_full:
+                        yield builder.build()
+        if not self.num_rows:
+            raise UnreadableError(
+                f"{path}: no completion in the form {self.form} is in it; {self.num_skipped} answers were refusals."
+            )
+        if not builder.is_empty:
+            yield builder.build()
+
+    def _completions(self, form: _Form, value: Any, where: Where) -> Iterator[Completion]:
+        for exchange in exchanges(value, where):
+            if exchange.is_refused:
+                self.num_skipped += 1
+            elif not form.knows(exchange.answer):
+                yield _unread(exchange.where, "line", f"{shown(exchange.answer)} is nothing of the form {self.form}")
+            else:
+                for completion in form.completions(exchange):
+                    self.num_rows += 1
+                    yield completion
+
+
+def read(path: Path, *, form: str = AUTO) -> Reading:
+    """The rollouts of a file, as an iterator over blocks of rows; a block holds some 65,000 tokens.
+
+    Args:
+      path: JSON lines, compressed with gzip or not; or a NumPy archive.
+      form: one of FORMS; "auto" finds it out.
+
+    Raises:
+      UnreadableError: the file holds nothing that is known, or is not there; also by the iterator, where it ends
+        without a completion.
+      ValueError: a form that is not known.
+    """
+    if form not in (AUTO, *FORMS):
+        raise ValueError(f"form must be one of {', '.join((AUTO, *FORMS))}, got {form!r}.")
+    return Reading(path, detect(path) if form == AUTO else form)
+
+
+def detect(path: Path) -> str:
+    """The form of a file's rollouts, one of FORMS; raises UnreadableError where it is none."""
+    seen = "nothing"
+    for line in lines(path):
+        if line.number > _MAX_LOOKED_AT:
+            break
+        if line.is_blank:
+            continue
+        seen = seen if seen != "nothing" else line.error or shown(line.value)
+        for exchange in () if line.error else exchanges(line.value, Where(path.name, line.number)):
+            found = next((name for name, form in _OF_LINES.items() if form.knows(exchange.answer)), None)
+            if found is not None:
+                return found
+    raise UnreadableError(f"{path}: no rollouts in a form that is known ({', '.join(FORMS)}); it begins with {seen}.")
+
+
+def _unread(where: Where, field: str, text: str) -> Completion:
+    # Of no tokens and none of their supports: that it cannot be read is all that is wrong with it.
+    return Completion(where.name(), [], [], [], problems=(Problem(WHOLE_ROW, field, text),))
