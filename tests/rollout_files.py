@@ -51,7 +51,7 @@ class GoodRow:
     def sampling_params(self) -> dict[str, Any]:
         """The settings as a request states them."""
         names = ("temperature", "top_k", "top_p", "min_p")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | {"logprobs": 0}
 
 
 def good_rows(
@@ -70,8 +70,11 @@ def good_rows(
     rows = []
     for _ in range(num_prompts):
         prompt = random.integers(0, VOCAB_SIZE, random.integers(4, 9)).tolist()
+        first = 3 * random.standard_normal(VOCAB_SIZE)
         for member in range(group_size):
             logits = (3 * random.standard_normal((length - member % 3, VOCAB_SIZE))).astype(np.float32)
+            # One policy, one prompt, one distribution of the first token.
+            logits[:1] = first
             rows.append(_row(random, prompt, logits, temperature, top_k, top_p, min_p))
     return rows
 

@@ -24,6 +24,8 @@ class _Row:
     name: str
     setting: Setting
     group: int
+    prompt_length: int
+    vocab_size: int | None
     num_supports: int
     num_logprobs: int
     token_ids: Int[np.ndarray, " T"]
@@ -111,6 +113,8 @@ class RowsBuilder:
             malformed=tuple(malformed),
             groups=np.array([row.group for row in rows], np.int64),
             num_bytes=num_bytes,
+            vocab_size=max((row.vocab_size for row in rows if row.vocab_size is not None), default=None),
+            prompt_lengths=np.array([row.prompt_length for row in rows], np.int64),
         )
 
     def _group(self, key: Hashable) -> int:
@@ -138,6 +142,8 @@ def _row(completion: Completion, group: int) -> _Row:
         name=completion.name,
         setting=completion.setting,
         group=group,
+        prompt_length=NOT_GIVEN if completion.prompt_length is None else completion.prompt_length,
+        vocab_size=completion.vocab_size,
         num_supports=NOT_GIVEN if given is None else len(all_sizes),
         num_logprobs=NOT_GIVEN if logprobs is None else len(logprobs[0]),
         token_ids=token_ids,

@@ -59,6 +59,8 @@ class Completion:
       loss_mask: which tokens train. None: all of them.
       setting: what it was sampled with.
       group: something equal for the completions of one prompt; None: not known.
+      prompt_length: tokens of the prompt; None: not known.
+      vocab_size: number of ids, V; None: the file does not say.
       fields: what the parts are called.
       problems: those known already.
     """
@@ -73,5 +75,7 @@ class Completion:
     loss_mask: Any = None
     setting: Setting = NOT_SAID
     group: Hashable = None
+    prompt_length: int | None = None
+    vocab_size: int | None = None
     fields: Fields = PLAIN
     problems: tuple[Problem, ...] = ()

@@ -40,7 +40,17 @@ def setting_of(params: Any, problems: list[Problem], *, silent: Setting, field: 
             problems.append(Problem(WHOLE_ROW, f"{field}.{name}", f"{shown(value)} stands where a number should"))
         elif value is not None:
             given[name] = value if name == "top_k" else float(value)
-    return dataclasses.replace(silent, **given)
+    return dataclasses.replace(silent, **given, **_ends(params))
+
+
+def _ends(params: Mapping[str, Any]) -> dict[str, Any]:
+    """What ends a completion, and whether log-probabilities were asked for, where that is said as it should be."""
+    stop_ids = params.get("stop_token_ids")
+    is_ids = isinstance(stop_ids, list) and set(map(type, stop_ids)) <= {int}
+    return {
+        "stop_token_ids": tuple(stop_ids) if isinstance(stop_ids, list) and is_ids else (),
+        "ignore_eos": params.get("ignore_eos") is True,
+    }
 
 
 def raised(setting: Setting) -> Setting:

@@ -11,6 +11,7 @@ Source: vLLM 0.33, entrypoints/scale_out/token_in_token_out/protocol.py.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
@@ -43,12 +44,17 @@ def completions(exchange: Exchange) -> Iterator[Completion]:
     # The token endpoint's silence is known; that of the others is the model's own recommendation.
     params = request["sampling_params"] if has_request else request
     setting = raised(setting_of(params, problems, silent=SILENT if has_request else NOT_SAID))
+    if has_request and isinstance(params, Mapping):
+        # vLLM sends none unless a number of them is asked for.
+        setting = dataclasses.replace(setting, asks_for_logprobs=params.get("logprobs") is not None)
     group = _group(exchange.where, request, answer)
+    prompt_length = _prompt_length(request.get("token_ids"), answer.get("prompt_token_ids"))
     for number, choice in enumerate(answer["choices"]):
         index = choice.get("index") if isinstance(choice, dict) else None
         shown_index = index if type(index) is int else number
         name = exchange.where.name(shown_index if len(answer["choices"]) > 1 else None)
-        yield completion(name, choice, problems, setting=setting, group=group)
+        row = completion(name, choice, problems, setting=setting, group=group)
+        yield dataclasses.replace(row, prompt_length=prompt_length)
         problems = []
 
 
@@ -91,6 +97,10 @@ def masks(mask: Any, problems: list[Problem]) -> tuple[Any, Any]:
     ids = values.packed(mask.get("token_ids"), "<i4", "sampling_mask.token_ids", problems)
     offsets = values.packed(mask["offsets"], "<i4", "sampling_mask.offsets", problems)
     return None if ids is None or offsets is None else Cut(ids, offsets), None
+
+
+def _prompt_length(*prompts: Any) -> int | None:
+    return next((len(one) for one in prompts if isinstance(one, list)), None)
 
 
 def _group(where: Where, request: Mapping[str, Any], answer: Mapping[str, Any]) -> Hashable:
