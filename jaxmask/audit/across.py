@@ -69,7 +69,7 @@ class _Memory(Generic[_Value]):
 
 class _Duplicates:
     def __init__(self) -> None:
-        self._names: _Memory[str] = _Memory()
+        self._names: _Memory[tuple[int, str]] = _Memory()
 
     def find(self, block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
         rows = block.rows
@@ -79,9 +79,12 @@ class _Duplicates:
         earlier: dict[int, str] = {}
         for row in np.flatnonzero(is_whole & (sums < MAX_LOGPROB_OF_TWO)).tolist():
             tokens = slice(block.first_tokens[row], block.first_tokens[row] + rows.lengths[row])
-            text = rows.token_ids[tokens].astype(np.int64).tobytes() + rows.logprobs[tokens].astype(np.float64).tobytes()
-            name = self._names.first(hashlib.blake2b(text, digest_size=16).digest(), rows.names[row])
-            if name != rows.names[row]:
+            text = (
+                rows.token_ids[tokens].astype(np.int64).tobytes() + rows.logprobs[tokens].astype(np.float64).tobytes()
+            )
+            own = (block.source, rows.names[row])
+            source, name = self._names.first(hashlib.blake2b(text, digest_size=16).digest(), own)
+            if (source, name) != own:
                 earlier[row] = name
         return block.at_rows(_mask(earlier, block), lambda row: f"as in {earlier[row]}")
 
@@ -92,9 +95,9 @@ class _Settings:
 
     def find(self, block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
         others: dict[int, str] = {}
-        for row in _grouped(block):
+        for row, group in _grouped(block):
             setting = block.rows.settings[row]
-            name, first = self._settings.first(int(block.rows.groups[row]), (block.rows.names[row], setting))
+            name, first = self._settings.first(group, (block.rows.names[row], setting))
             if first != setting:
                 others[row] = f"not as in {name}: {_difference(setting, first)}"
         return block.at_rows(_mask(others, block), lambda row: others[row])
@@ -106,12 +109,12 @@ class _FirstSupports:
 
     def find(self, block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
         others: dict[int, str] = {}
-        for row in _grouped(block):
+        for row, group in _grouped(block):
             token = int(block.first_tokens[row])
             if block.rows.lengths[row] == 0 or not is_open[token] or block.rows.support_sizes[token] < 1:
                 continue
             ids = np.unique(block.support(token))
-            key = (int(block.rows.groups[row]), block.rows.settings[row])
+            key = (group, block.rows.settings[row])
             name, first = self._supports.first(key, (block.rows.names[row], ids))
             num_other = len(np.setxor1d(ids, first, assume_unique=True))
             if num_other > max(MAX_OTHER_IDS, MAX_OTHER_SHARE * (len(ids) + len(first) + num_other) / 2):
@@ -119,10 +122,13 @@ class _FirstSupports:
         return block.at_rows(_mask(others, block), lambda row: others[row])
 
 
-def _grouped(block: Block) -> list[int]:
-    """Rows that belong to a group, and train."""
+def _grouped(block: Block) -> list[tuple[int, tuple[int, int]]]:
+    """Rows that belong to a group, and train, each with its file and group."""
     groups = block.rows.groups
-    return [] if groups is None else np.flatnonzero((groups >= 0) & (block.trains_in_row > 0)).tolist()
+    if groups is None:
+        return []
+    rows = np.flatnonzero((groups >= 0) & (block.trains_in_row > 0))
+    return [(row, (block.source, group)) for row, group in zip(rows.tolist(), groups[rows].tolist(), strict=True)]
 
 
 def _mask(found: dict[int, str], block: Block) -> Bool[np.ndarray, " R"]:

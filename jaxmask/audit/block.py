@@ -45,12 +45,14 @@ class Block:
       vocab_size: number of ids, V; None: not known.
       eos_token_ids: ids at which the model ends a completion.
       tolerance: how far log-probabilities, and sums of probabilities, may be from what they should be.
+      source: number of the file: names of rows, and numbers of groups, are those of one file.
     """
 
     rows: Rows
     vocab_size: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     tolerance: float = 1e-3
+    source: int = 0
 
     @functools.cached_property
     def row(self) -> Int[np.ndarray, " N"]:
@@ -144,6 +146,10 @@ class Block:
         rows = np.flatnonzero(is_marked)
         worst = np.zeros(len(rows)) if badness is None else badness[rows].astype(np.float64)
         return Marks(rows, np.full(len(rows), -1), worst, lambda index: detail(int(rows[index])))
+
+    def nowhere(self) -> Marks:
+        """No marks at all."""
+        return self.at_tokens(np.zeros(len(self.rows.token_ids), np.bool_), str)
 
     def shown_ids(self, token: int, most: int = 8) -> str:
         """A token's support for people: "[1, 5, 9, ...] (12 ids)"."""

@@ -67,7 +67,9 @@ class Open:
 
     def apply(self, check: Check, block: Block) -> Marks:
         """What a check finds among what is open, which it then closes."""
-        marks = check.find(block, self.logprobs if check.reads_logprobs or check.scope is Scope.LOGPROBS else self.supports)
+        marks = check.find(
+            block, self.logprobs if check.reads_logprobs or check.scope is Scope.LOGPROBS else self.supports
+        )
         if check.scope is not Scope.NOTHING and len(marks.rows):
             is_whole = marks.positions < 0
             is_row = np.zeros(len(block.rows.lengths), np.bool_)

@@ -44,6 +44,8 @@ class Weights:
         """
         num = max(self.num_tokens, 1)
         bits = None if vocab_size is None else float(-(-vocab_size // 8))
+        whole = Encoding(f"cells of {largest}", _cells(largest), "all supports fit; int32 ids and a count")
+        narrow = Encoding(f"cells of {p99}", _cells(p99), "99 % of supports fit, the others overflow")
         return (
             Encoding("nested lists, JSON", self._json / num, "[[1,20],[7]], without spaces"),
             Encoding("CSR, base64", self._base64 / num, "int32 ids and int32 offsets of each row"),
@@ -52,8 +54,7 @@ class Weights:
                 (_ID_BYTES * self.num_ids + _OFFSET_BYTES * (self.num_tokens + 1)) / num,
                 "int32 ids and int32 offsets, not compressed",
             ),
-            Encoding(f"cells of {p99}", _cells(p99), "99 % of supports fit; int32 ids and a count"),
-            Encoding(f"cells of {largest}", _cells(largest), "all supports fit"),
+            *((narrow, whole) if p99 < largest else (whole,)),
             Encoding("packed bits", bits, "not known: say --vocab-size" if bits is None else f"V = {vocab_size}"),
             Encoding("the files as they are", self._file / num, "tokens, log-probabilities and all"),
         )

@@ -123,8 +123,6 @@ def _log_sum(z: Float[np.ndarray, "N V"], temperature: Float[np.ndarray, " N"]) 
         return top / temperature + np.log(np.exp((z - top[:, None]) / temperature[:, None]).sum(axis=1))
 
 
-def same(
-    values: Float[np.ndarray, " N"], others: Float[np.ndarray, " N"], tolerance: float
-) -> Bool[np.ndarray, " N"]:
+def same(values: Float[np.ndarray, " N"], others: Float[np.ndarray, " N"], tolerance: float) -> Bool[np.ndarray, " N"]:
     """Which values are equal to within the tolerance, absolute below 1 and relative above; NaN equals nothing."""
     return np.abs(values - others) <= tolerance * np.maximum(1.0, np.abs(others))

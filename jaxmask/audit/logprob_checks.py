@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jaxmask.audit.block import Block, Marks, joined
-from jaxmask.audit.logit_values import same
+from jaxmask.audit.logit_values import LogitValues, same
 from jaxmask.completions import MAX_LOGPROB
 
 # What vLLM writes where JSON has no -inf.
@@ -76,18 +76,18 @@ def not_over_support(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
     is_less = is_usable & (sums < 1 - block.tolerance)
     is_common = block.count_in_rows(is_less) * 2 > block.count_in_rows(is_usable & ~np.isnan(sums))
     is_less &= is_common[block.row]
-    raw, is_raw = np.full(len(values), np.nan), np.zeros(len(values), np.bool_)
+    expected = np.full(len(values), np.nan)
+    is_raw = np.zeros(len(values), np.bool_)
     if block.logit_values is not None:
-        fits = same(values, block.logit_values.kept, block.tolerance)
-        for raw_values in (block.logit_values.full, block.logit_values.full_at_one):
-            is_new = is_usable & ~fits & ~is_raw & same(values, raw_values, block.tolerance)
-            raw, is_raw = np.where(is_new, raw_values, raw), is_raw | is_new
+        expected = block.logit_values.kept
+        for raw in (block.logit_values.full, block.logit_values.full_at_one):
+            is_raw |= is_usable & ~same(values, expected, block.tolerance) & same(values, raw, block.tolerance)
 
     def detail(token: int) -> str:
         if is_certain[token]:
             return f"the only id of its support has {values[token]:.6g}, not 0"
         if is_raw[token]:
-            return f"{values[token]:.6g} is that over the vocabulary; {block.logit_values.kept[token]:.6g} over the support"
+            return f"{values[token]:.6g} is that over the vocabulary; {expected[token]:.6g} over the support"
         return f"its support sums to {sums[token]:.6g}"
 
     return block.at_tokens(is_certain | is_less | is_raw, detail, np.abs(np.nan_to_num(values)))
@@ -115,33 +115,35 @@ def not_its_kept_one(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
 
 def at_temperature_one(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
     """Log-probabilities over the support that are those of temperature 1, where the row's is another."""
-    if block.logit_values is None:
-        return _none(block)
-    is_found = _differs(block, is_open) & same(block.rows.logprobs, block.logit_values.kept_at_one, block.tolerance)
-    return _from_logits(block, is_found)
+    values = block.logit_values
+    if values is None:
+        return block.nowhere()
+    is_found = same(block.rows.logprobs, values.kept_at_one, block.tolerance)
+    return _from_logits(block, values, is_found & _differs(block, values, is_open))
 
 
 def divided(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
     """Log-probabilities of temperature 1 that were divided by the temperature, as only logits can be."""
-    if block.logit_values is None:
-        return _none(block)
     values, temperature = block.logit_values, block.temperature
+    if values is None:
+        return block.nowhere()
     is_found = np.zeros(len(temperature), np.bool_)
     for at_one in (values.kept_at_one, values.full_at_one):
         is_found |= same(block.rows.logprobs, at_one / np.where(temperature > 0, temperature, np.nan), block.tolerance)
-    return _from_logits(block, is_found & _differs(block, is_open))
+    return _from_logits(block, values, is_found & _differs(block, values, is_open))
 
 
 def not_of_logits(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
     """Log-probabilities that the logits do not give, in no way we know."""
-    return _none(block) if block.logit_values is None else _from_logits(block, _differs(block, is_open))
+    values = block.logit_values
+    return block.nowhere() if values is None else _from_logits(block, values, _differs(block, values, is_open))
 
 
 def full_above_support(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
     """Log-probabilities over the vocabulary above those over the support, which hold at least as much."""
     full, values = block.rows.full_logprobs, block.rows.logprobs
     if full is None:
-        return _none(block)
+        return block.nowhere()
     is_found = _usable(block, is_open) & (full > values + block.tolerance * np.maximum(1, np.abs(values)))
     return block.at_tokens(
         is_found,
@@ -177,21 +179,16 @@ def _usable(block: Block, is_open: Bool[np.ndarray, " N"]) -> Bool[np.ndarray, "
     return is_open & block.rows.has_logprob & np.isfinite(block.rows.logprobs)
 
 
-def _differs(block: Block, is_open: Bool[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
+def _differs(block: Block, values: LogitValues, is_open: Bool[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
     """Which tokens have a log-probability that is not the one of the logits."""
-    expected = block.logit_values.kept
-    is_off = ~np.isnan(expected) & ~same(block.rows.logprobs, expected, block.tolerance)
+    is_off = ~np.isnan(values.kept) & ~same(block.rows.logprobs, values.kept, block.tolerance)
     return _usable(block, is_open) & is_off
 
 
-def _from_logits(block: Block, is_found: Bool[np.ndarray, " N"]) -> Marks:
-    values, expected = block.rows.logprobs, block.logit_values.kept
+def _from_logits(block: Block, values: LogitValues, is_found: Bool[np.ndarray, " N"]) -> Marks:
+    given, expected = block.rows.logprobs, values.kept
     return block.at_tokens(
         is_found,
-        lambda token: f"{values[token]:.6g}, but {expected[token]:.6g} by the logits",
-        np.nan_to_num(np.abs(values - expected)),
+        lambda token: f"{given[token]:.6g}, but {expected[token]:.6g} by the logits",
+        np.nan_to_num(np.abs(given - expected)),
     )
-
-
-def _none(block: Block) -> Marks:
-    return block.at_tokens(np.zeros(len(block.rows.token_ids), np.bool_), str)

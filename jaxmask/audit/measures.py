@@ -156,7 +156,9 @@ class _Positions:
     def add(self, positions: np.ndarray, sizes: np.ndarray, mass: np.ndarray) -> None:
         is_known = ~np.isnan(mass)
         weights = (np.ones(len(sizes)), sizes, sizes == 1, is_known, np.where(is_known, mass, 0.0))
-        more = [np.bincount(positions, weights=one).astype(self._sums[place].dtype) for place, one in enumerate(weights)]
+        more = [
+            np.bincount(positions, weights=one).astype(self._sums[place].dtype) for place, one in enumerate(weights)
+        ]
         self._sums = [added(total, one) for total, one in zip(self._sums, more, strict=True)]
 
     def stretches(self) -> tuple[Stretch, ...]:

@@ -91,5 +91,4 @@ def kept_mass(block: Block) -> Float[np.ndarray, " N"]:
 def _alone(top_p: float | None, top_k: int | None, min_p: float | None, vocab_size: int | None) -> float:
     """Top-p where it alone filtered, else NaN."""
     is_unbounded = top_k is not None and (top_k <= 0 or (vocab_size is not None and top_k >= vocab_size))
-    is_alone = top_p is not None and is_unbounded and min_p == 0
-    return float(top_p) if is_alone else np.nan
+    return float(top_p) if top_p is not None and is_unbounded and min_p == 0 else np.nan

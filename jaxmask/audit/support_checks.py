@@ -154,9 +154,7 @@ def _range(block: Block) -> str:
     return " is negative" if block.vocab_size is None else f" is outside [0, {block.vocab_size})"
 
 
-def _tokens_of(
-    block: Block, is_marked: Bool[np.ndarray, " K"]
-) -> tuple[Bool[np.ndarray, " N"], Int[np.ndarray, " N"]]:
+def _tokens_of(block: Block, is_marked: Bool[np.ndarray, " K"]) -> tuple[Bool[np.ndarray, " N"], Int[np.ndarray, " N"]]:
     """Which supports hold a marked id, and how many."""
     number = np.bincount(block.owner[is_marked], minlength=len(block.rows.token_ids))
     return number > 0, number
