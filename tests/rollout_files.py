@@ -6,6 +6,7 @@ are equal, and no filter cuts within rounding.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import gzip
 import json
@@ -178,6 +179,249 @@ def _write_vllm_bare(path: Path, rows: Sequence[GoodRow]) -> None:
     write_lines(path, [{"prompt_token_ids": row.prompt_ids, "choices": [vllm_choice(row)]} for row in rows])
 
 
+def _write_vllm_base64(path: Path, rows: Sequence[GoodRow]) -> None:
+    """As our own server answers with `sampling_mask_format: base64`."""
+    records = vllm_records(rows)
+    for record, row in zip(records, rows, strict=True):
+        ids, offsets = csr(row)
+        mask = {"token_ids": base64_of(ids, "<i4"), "offsets": base64_of(offsets, "<i4")}
+        record["response"]["choices"][0]["sampling_mask"] = mask
+    write_lines(path, records)
+
+
+def _write_vllm_kept(path: Path, rows: Sequence[GoodRow]) -> None:
+    """With log-probabilities of all ids, as builds of vLLM send them."""
+    records = vllm_records(rows)
+    for record, row in zip(records, rows, strict=True):
+        more = {"sampling_mask_logprobs": row.kept_logprobs, "full_logprobs": row.full_logprobs}
+        record["response"]["choices"][0] |= more
+    write_lines(path, records)
+
+
+def sglang_answer(row: GoodRow) -> dict[str, Any]:
+    """An answer as SGLang's `/generate` gives it."""
+    triples = [[value, token, None] for value, token in zip(row.full_logprobs, row.token_ids, strict=True)]
+    return {
+        "text": "",
+        "output_ids": row.token_ids,
+        "meta_info": {
+            "id": "0",
+            "finish_reason": {"type": "length", "length": len(row.token_ids)},
+            "output_token_logprobs": triples,
+            "output_token_sampling_mask": row.supports,
+            "output_token_sampling_logprobs": row.logprobs,
+            "output_token_sampling_mask_length": len(row.token_ids),
+        },
+    }
+
+
+def _write_sglang(path: Path, rows: Sequence[GoodRow]) -> None:
+    records = []
+    for row in rows:
+        request = {"input_ids": row.prompt_ids, "sampling_params": row.sampling_params}
+        records.append({"request": request | {"return_sampling_mask": True}, "response": sglang_answer(row)})
+    write_lines(path, records)
+
+
+def _write_sglang_batch(path: Path, rows: Sequence[GoodRow]) -> None:
+    """All prompts in one request, n answers for each; log-probabilities beside all ids alone."""
+    groups = groups_of(rows)
+    answers = [sglang_answer(row) for row in rows]
+    for answer, row in zip(answers, rows, strict=True):
+        answer["meta_info"]["output_token_sampling_logprobs"] = row.kept_logprobs
+    params = [group[0].sampling_params | {"n": len(group)} for group in groups]
+    request = {"input_ids": [group[0].prompt_ids for group in groups], "sampling_params": params}
+    write_lines(path, [{"request": request, "response": answers}])
+
+
+def _write_sglang_chat(path: Path, rows: Sequence[GoodRow]) -> None:
+    records = []
+    for group in groups_of(rows):
+        answers = [sglang_answer(row) for row in group]
+        choices = [
+            {"index": index, "completion_token_ids": answer["output_ids"], "meta_info": answer["meta_info"]}
+            for index, answer in enumerate(answers)
+        ]
+        request = {"messages": [{"role": "user", "content": "?"}], **group[0].sampling_params, "n": len(group)}
+        records.append({"request": request, "status": 200, "response": {"choices": choices}})
+    write_lines(path, records)
+
+
+def prime_rl_sample(row: GoodRow) -> dict[str, Any]:
+    """A training sample of prime-rl: the whole sequence, with lists."""
+    before = [0] * len(row.prompt_ids)
+    total = len(row.prompt_ids) + len(row.token_ids)
+    return {
+        "token_ids": row.prompt_ids + row.token_ids,
+        "mask": [False] * len(before) + (row.loss_mask or [True] * len(row.token_ids)),
+        "logprobs": [0.0] * len(before) + row.logprobs,
+        "temperatures": [row.temperature] * total,
+        "env_name": "test",
+        "sampling_mask": {
+            "ids": [token_id for support in row.supports for token_id in support],
+            "counts": before + [len(support) for support in row.supports],
+            "logprobs": [value for values in row.kept_logprobs for value in values],
+        },
+    }
+
+
+def _write_prime_rl(path: Path, rows: Sequence[GoodRow]) -> None:
+    write_lines(path, [prime_rl_sample(row) for row in rows])
+
+
+def _write_prime_rl_fields(path: Path, rows: Sequence[GoodRow]) -> None:
+    """Fields in their order, arrays as base64, which is what msgspec makes of bytes."""
+    records = []
+    for row in rows:
+        sample = prime_rl_sample(row)
+        mask = sample["sampling_mask"]
+        packed = [
+            base64_of(mask[name], dtype) for name, dtype in (("ids", "<i4"), ("counts", "<i4"), ("logprobs", "<f4"))
+        ]
+        first = [sample[name] for name in ("token_ids", "mask", "logprobs", "temperatures", "env_name")]
+        records.append([*first, *[None] * 8, packed])
+    write_lines(path, records)
+
+
+def _write_prime_rl_npz(path: Path, rows: Sequence[GoodRow]) -> None:
+    arrays: dict[str, Any] = {}
+    for number, row in enumerate(rows):
+        sample = prime_rl_sample(row)
+        mask = sample["sampling_mask"]
+        for name in ("token_ids", "mask", "logprobs", "temperatures"):
+            arrays[f"{name}_{number}"] = np.array(sample[name])
+        for name, dtype in (("ids", "<i4"), ("counts", "<i4"), ("logprobs", "<f4")):
+            arrays[f"sampling_mask_{name}_{number}"] = np.array(mask[name], dtype)
+    np.savez(path, **arrays)
+
+
+def miles_sample(row: GoodRow, index: int) -> dict[str, Any]:
+    """A sample of Miles, with lists."""
+    ids, offsets = csr(row)
+    return {
+        "group_index": index,
+        "status": "completed",
+        "tokens": row.prompt_ids + row.token_ids,
+        "response": "",
+        "response_length": len(row.token_ids),
+        "loss_mask": [int(trains) for trains in row.loss_mask or [True] * len(row.token_ids)],
+        "rollout_log_probs": row.logprobs,
+        "rollout_sampling_mask_ids": ids,
+        "rollout_sampling_mask_offsets": offsets,
+        "rollout_sampling_mask_log_probs": [value for values in row.kept_logprobs for value in values],
+        "sampling_params": row.sampling_params,
+    }
+
+
+def _miles_samples(rows: Sequence[GoodRow]) -> list[dict[str, Any]]:
+    return [miles_sample(row, number) for number, group in enumerate(groups_of(rows)) for row in group]
+
+
+def _write_miles(path: Path, rows: Sequence[GoodRow]) -> None:
+    write_lines(path, _miles_samples(rows))
+
+
+def _write_miles_base64(path: Path, rows: Sequence[GoodRow]) -> None:
+    samples = _miles_samples(rows)
+    for sample in samples:
+        for name, dtype in _MILES_ARRAYS.items():
+            sample[name] = base64_of(sample[name], dtype)
+    write_lines(path, samples)
+
+
+def _write_miles_batch(path: Path, rows: Sequence[GoodRow]) -> None:
+    """A batch for training on one line; it says nothing of the settings."""
+    samples = _miles_samples(rows)
+    names = {name: name for name in ("tokens", "group_index", *_MILES_ARRAYS)}
+    names |= {"response_length": "response_lengths", "loss_mask": "loss_masks"}
+    write_lines(path, [{plural: [sample[name] for sample in samples] for name, plural in names.items()}])
+
+
+def _write_miles_npz(path: Path, rows: Sequence[GoodRow]) -> None:
+    arrays: dict[str, Any] = {}
+    for number, sample in enumerate(_miles_samples(rows)):
+        for name in ("tokens", "response_length", "loss_mask"):
+            arrays[f"{name}_{number}"] = np.array(sample[name])
+        for name, dtype in _MILES_ARRAYS.items():
+            arrays[f"{name}_{number}"] = np.array(sample[name], dtype)
+    np.savez(path, **arrays)
+
+
+_MILES_ARRAYS = {
+    "rollout_log_probs": "<f4",
+    "rollout_sampling_mask_ids": "<i4",
+    "rollout_sampling_mask_offsets": "<i8",
+    "rollout_sampling_mask_log_probs": "<f4",
+}
+
+
+def _write_samples(path: Path, rows: Sequence[GoodRow]) -> None:
+    """What our trainer writes, without the texts."""
+    records = [
+        {"step": 0, "token_ids": row.token_ids, "logprobs": row.logprobs, "sampling_mask": row.supports} for row in rows
+    ]
+    write_lines(path, records)
+
+
+def _write_answer(path: Path, rows: Sequence[GoodRow]) -> None:
+    """An answer of our server as an archive: the rows of one prompt, whatever theirs are."""
+    response = np.frombuffer(json.dumps({"choices": [], "prompt_token_ids": None}).encode(), np.uint8)
+    arrays: dict[str, Any] = {"response": response}
+    for number, row in enumerate(rows):
+        ids, offsets = csr(row)
+        arrays[f"token_ids_{number}"] = np.array(row.token_ids, "<i4")
+        arrays[f"mask_ids_{number}"] = np.array(ids, "<i4")
+        arrays[f"mask_offsets_{number}"] = np.array(offsets, "<i4")
+        arrays[f"logprobs_{number}"] = np.array(row.logprobs, "<f4")
+    np.savez(path, **arrays)
+
+
+def rollout_arrays(rows: Sequence[GoodRow]) -> dict[str, Any]:
+    """The arrays of a whole rollout, as far as the audit reads them."""
+    shape = (len(rows), max(len(row.token_ids) for row in rows))
+    ids = [token_id for row in rows for support in row.supports for token_id in support]
+    kept = [value for row in rows for values in row.kept_logprobs for value in values]
+    params = {name: np.array([getattr(row, name) for row in rows]) for name in ("temperature", "top_p", "min_p")}
+    return {
+        "jaxmask_rollout": 1,
+        "token_ids": _padded([row.token_ids for row in rows], shape, np.int32),
+        "lengths": np.array([len(row.token_ids) for row in rows], np.int32),
+        "logprobs": _padded([row.logprobs for row in rows], shape, np.float32),
+        "full_logprobs": _padded([row.full_logprobs for row in rows], shape, np.float32),
+        "kept_logprobs": np.array(kept, np.float32),
+        "logits": _padded([row.logits for row in rows], (*shape, VOCAB_SIZE), np.float32),
+        "support_ids": np.array(ids, np.int32),
+        "support_counts": _padded([[len(support) for support in row.supports] for row in rows], shape, np.int32),
+        "group_size": len(rows) // len(groups_of(rows)),
+        "sampling_vocab_size": VOCAB_SIZE,
+        "sampling_top_k": np.array([row.top_k if row.top_k > 0 else VOCAB_SIZE for row in rows], np.int32),
+        **{f"sampling_{name}": values.astype(np.float32) for name, values in params.items()},
+        "sampled_mask": _padded([row.loss_mask or [True] * len(row.token_ids) for row in rows], shape, np.bool_),
+    }
+
+
+def _write_rollout(path: Path, rows: Sequence[GoodRow]) -> None:
+    np.savez(path, **rollout_arrays(rows))
+
+
+def _padded(parts: Sequence[Any], shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    cells = np.zeros(shape, dtype)
+    for row, part in enumerate(parts):
+        cells[row, : len(part)] = part
+    return cells
+
+
+def csr(row: GoodRow) -> tuple[list[int], list[int]]:
+    """The ids of a row's supports one after another, and where each begins, with the total last."""
+    ids = [token_id for support in row.supports for token_id in support]
+    return ids, [0, *np.cumsum([len(support) for support in row.supports]).tolist()]
+
+
+def base64_of(values: Sequence[float], dtype: str) -> str:
+    """An array as text."""
+    return base64.b64encode(np.array(values, dtype).tobytes()).decode()
+
+
 def groups_of(rows: Sequence[GoodRow]) -> list[list[GoodRow]]:
     """Rows of one prompt together; they lie side by side."""
     groups: list[list[GoodRow]] = []
@@ -197,7 +441,8 @@ class Variant:
       form: what `files.read` calls it.
       suffix: of the file's name.
       write: writes rows to a path.
-      has_settings, has_groups, has_full, has_kept, has_logits: what of a row it holds.
+      has_settings, has_groups, has_full, has_kept, has_logits: what of a row it holds. prime-rl's samples hold the
+        temperature alone.
     """
 
     form: str
@@ -216,4 +461,19 @@ VARIANTS: dict[str, Variant] = {
     "vllm-groups": Variant("vllm", ".jsonl", _write_vllm_groups),
     "vllm-stream": Variant("vllm", ".jsonl", _write_vllm_stream),
     "vllm-bare": Variant("vllm", ".jsonl", _write_vllm_bare, has_settings=False),
+    "vllm-base64": Variant("vllm", ".jsonl", _write_vllm_base64),
+    "vllm-kept": Variant("vllm", ".jsonl", _write_vllm_kept, has_full=True, has_kept=True),
+    "sglang": Variant("sglang", ".jsonl", _write_sglang, has_full=True),
+    "sglang-batch": Variant("sglang", ".jsonl", _write_sglang_batch, has_full=True, has_kept=True),
+    "sglang-chat": Variant("sglang", ".jsonl", _write_sglang_chat, has_full=True),
+    "prime-rl": Variant("prime-rl", ".jsonl", _write_prime_rl, has_settings=False, has_kept=True),
+    "prime-rl-fields": Variant("prime-rl", ".jsonl", _write_prime_rl_fields, has_settings=False, has_kept=True),
+    "prime-rl-npz": Variant("prime-rl", ".npz", _write_prime_rl_npz, has_settings=False, has_kept=True),
+    "miles": Variant("miles", ".jsonl", _write_miles, has_kept=True),
+    "miles-base64": Variant("miles", ".jsonl", _write_miles_base64, has_kept=True),
+    "miles-batch": Variant("miles", ".jsonl", _write_miles_batch, has_settings=False, has_kept=True),
+    "miles-npz": Variant("miles", ".npz", _write_miles_npz, has_settings=False, has_kept=True),
+    "samples": Variant("samples", ".jsonl", _write_samples, has_settings=False, has_groups=False),
+    "answer": Variant("answer", ".npz", _write_answer, has_settings=False, has_groups=False),
+    "rollout": Variant("rollout", ".npz", _write_rollout, has_full=True, has_kept=True, has_logits=True),
 }

@@ -15,8 +15,8 @@ class Where:
 
     Attributes:
       file: its name.
-      line: from 1.
-      item: of a list that stands in the line, from 0; None where there is no list.
+      line: from 1; 0 where the file has none.
+      item: of a list that stands in the line, or of the file, from 0; None where there is no list.
     """
 
     file: str
@@ -25,8 +25,10 @@ class Where:
 
     def name(self, choice: Any = None) -> str:
         """The name of a row; `choice` where a request has several."""
-        item = "" if self.item is None else f", item {self.item}"
-        return f"{self.file}:{self.line}{item}" + ("" if choice is None else f", choice {choice}")
+        line = f":{self.line}" if self.line else ""
+        item = "" if self.item is None else f", {'item' if self.line else 'row'} {self.item}"
+        own = "" if choice is None else f", {'choice' if self.line else 'row'} {choice}"
+        return f"{self.file}{line}{item}{own}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -166,6 +166,11 @@ def packed(text: Any, dtype: str, field: str, problems: list[Problem]) -> Shaped
     return np.frombuffer(data, dtype)
 
 
+def unpacked(given: Any, dtype: str, field: str, problems: list[Problem]) -> Any:
+    """What base64 text or bytes hold as an array, and anything else as it is."""
+    return packed(given, dtype, field, problems) if isinstance(given, (str, bytes)) else given
+
+
 def _lists(
     values: list[Any] | tuple[Any, ...], field: str, problems: list[Problem]
 ) -> tuple[list[Any], Int[np.ndarray, " N"]]:
