@@ -14,9 +14,17 @@ ROW, POSITION = 3, 5
 STOP = 7
 
 
-def has_lists(variant: Variant) -> bool:
-    """Whether supports stand as lists, in which any value can be written."""
-    return not variant.is_cut
+# Of some forms: supports stand as arrays of integers; an empty one says that there is none; log-probabilities are taken
+# from those of the whole supports; the numbers of supports and tokens are one; settings are those of a whole group.
+ARRAYS = {"vllm-base64", "answer", "rollout"} | {f"prime-rl{end}" for end in ("", "-fields", "-npz")}
+ARRAYS |= {f"miles{end}" for end in ("", "-base64", "-batch", "-npz")}
+EMPTY_IS_NONE = {"prime-rl", "prime-rl-fields", "prime-rl-npz"}
+OF_KEPT = {"sglang-batch"}
+ONE_NUMBER = {"rollout"}
+OF_GROUP = {"vllm-groups", "sglang-chat", "sglang-batch"}
+# Forms that know the prompt beside a completion's supports.
+WITH_PROMPT = {"vllm", "vllm-gz", "vllm-groups", "vllm-bare", "vllm-base64", "vllm-kept", "sglang", "sglang-batch"}
+WITH_PROMPT |= {"miles", "miles-base64", "miles-batch", "miles-npz"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,14 +35,14 @@ class Fault:
       code: what it is to be called.
       plant: changes rows in place.
       places: rows and positions that are to be named, -1 for whole rows.
-      fits: whether a form can express it.
+      fits: whether a variant of that name can express it.
       options: of the audit.
     """
 
     code: str
     plant: Callable[[list[GoodRow]], None]
     places: tuple[tuple[int, int], ...] = ((ROW, POSITION),)
-    fits: Callable[[Variant], bool] = lambda variant: True
+    fits: Callable[[str, Variant], bool] = lambda name, variant: True
     options: tuple[tuple[str, object], ...] = ()
 
 
@@ -54,9 +62,7 @@ def in_support(edit: Callable[[list[int], int], list[int] | None]) -> Callable[[
         ids = edit(list(row.supports[POSITION]), row.token_ids[POSITION])
         old = dict(zip(row.supports[POSITION], row.kept_logprobs[POSITION], strict=True))
         kept = [old.get(token_id, -5.0) for token_id in ids or []]
-        change(
-            rows, supports=put(row.supports, POSITION, ids), kept_logprobs=put(row.kept_logprobs, POSITION, kept)
-        )
+        change(rows, supports=put(row.supports, POSITION, ids), kept_logprobs=put(row.kept_logprobs, POSITION, kept))
 
     return plant
 
@@ -77,7 +83,6 @@ def shift(step: int) -> Callable[[list[GoodRow]], None]:
 
 def swap(rows: list[GoodRow]) -> None:
     one, other = rows[1], rows[ROW]
-    assert len(one.token_ids) == len(other.token_ids)
     change(rows, 1, supports=other.supports, kept_logprobs=other.kept_logprobs)
     change(rows, ROW, supports=one.supports, kept_logprobs=one.kept_logprobs)
 
@@ -107,12 +112,6 @@ def certain_but_raw(rows: list[GoodRow]) -> None:
         kept_logprobs=put(row.kept_logprobs, POSITION, [row.full_logprobs[POSITION] - 0.1]),
         full_logprobs=put(row.full_logprobs, POSITION, row.full_logprobs[POSITION] - 0.1),
     )
-
-
-def stop_inside(rows: list[GoodRow]) -> None:
-    row = rows[ROW]
-    in_support(lambda ids, drawn: sorted({*ids, STOP} - ({drawn} - {STOP})))(rows)
-    change(rows, token_ids=put(row.token_ids, POSITION - 1, STOP))
 
 
 def stop_at(rows: list[GoodRow]) -> None:
@@ -165,18 +164,41 @@ def make_impossible(logits: np.ndarray, row: GoodRow) -> None:
 
 
 WHOLE = ((ROW, -1),)
-EVERYWHERE = tuple((ROW, position) for position in range(12))
+
+
+def has_lists(name: str, variant: Variant) -> bool:
+    return name not in ARRAYS
+
+
+def has_own_logprobs(name: str, variant: Variant) -> bool:
+    return name not in OF_KEPT
+
+
+def has_kept(name: str, variant: Variant) -> bool:
+    return variant.has_kept
+
+
+def has_logits(name: str, variant: Variant) -> bool:
+    return variant.has_logits
+
+
+def both(rows: list[GoodRow], **parts: object) -> None:
+    """Changes both rows of the prompt."""
+    change(rows, ROW - 1, **parts)
+    change(rows, ROW, **parts)
+
 
 FAULTS: dict[str, Fault] = {
     "a token id is a string": Fault(
-        "malformed-value",
-        lambda rows: change(rows, token_ids=put(rows[ROW].token_ids, POSITION, "x")), fits=has_lists),
+        "malformed-value", lambda rows: change(rows, token_ids=put(rows[ROW].token_ids, POSITION, "x")),
+        fits=has_lists),
     "a support id is a float": Fault(
         "malformed-value", in_support(lambda ids, drawn: [*ids[:-1], 3.5]), fits=has_lists),
     "a token id is V": Fault(
         "token-outside-vocabulary",
         lambda rows: change(rows, token_ids=put(rows[ROW].token_ids, POSITION, VOCAB_SIZE))),
-    "supports of the prompt in front": Fault("supports-of-prompt", with_prompt, WHOLE, lambda v: v.has_prompts),
+    "supports of the prompt in front": Fault(
+        "supports-of-prompt", with_prompt, WHOLE, lambda name, variant: name in WITH_PROMPT),
     "supports one token late": Fault("supports-shifted", shift(1), WHOLE),
     "supports one token early": Fault("supports-shifted", shift(-1), WHOLE),
     "ids plus one": Fault("ids-off-by-one", renumber(1), WHOLE),
@@ -184,64 +206,73 @@ FAULTS: dict[str, Fault] = {
     "supports of two rows exchanged": Fault("supports-of-other-row", swap, ((1, -1), (ROW, -1))),
     "a support too few": Fault(
         "support-count",
-        lambda rows: change(rows, supports=rows[ROW].supports[:-1], kept_logprobs=rows[ROW].kept_logprobs[:-1]), WHOLE),
+        lambda rows: change(rows, supports=rows[ROW].supports[:-1], kept_logprobs=rows[ROW].kept_logprobs[:-1]), WHOLE,
+        lambda name, variant: name not in ONE_NUMBER),
     "a support too many": Fault(
         "support-count",
         lambda rows: change(
             rows, supports=[*rows[ROW].supports, [1]], kept_logprobs=[*rows[ROW].kept_logprobs, [0.0]]), WHOLE,
-        lambda v: not v.has_prompts or True),
-    "a support is null": Fault(
-        "support-missing", in_support(lambda ids, drawn: None), fits=lambda v: has_lists(v) and not v.has_kept),
+        lambda name, variant: name not in ONE_NUMBER),
+    "a support is null": Fault("support-missing", in_support(lambda ids, drawn: None), fits=has_lists),
+    "a support of no ids is none": Fault(
+        "support-missing", in_support(lambda ids, drawn: []), fits=lambda name, variant: name in EMPTY_IS_NONE),
     "all supports are null": Fault(
         "support-missing", lambda rows: change(rows, supports=None, kept_logprobs=None), WHOLE,
-        fits=lambda v: has_lists(v)),
-    "a support is empty": Fault("support-empty", in_support(lambda ids, drawn: []), fits=lambda v: not v.is_none_empty),
+        lambda name, variant: has_lists(name, variant) and name not in {"vllm-stream", "sglang-batch"}),
+    "a support is empty": Fault(
+        "support-empty", in_support(lambda ids, drawn: []), fits=lambda name, variant: name not in EMPTY_IS_NONE),
     "a support id is V": Fault("support-outside-vocabulary", in_support(lambda ids, drawn: [*ids, VOCAB_SIZE])),
     "a support id is -1": Fault("support-outside-vocabulary", in_support(lambda ids, drawn: [-1, *ids])),
     "an id twice in a support": Fault("support-id-twice", in_support(lambda ids, drawn: sorted([*ids, ids[0]]))),
     "the drawn id taken out": Fault(
         "sampled-outside", in_support(lambda ids, drawn: [one for one in ids if one != drawn])),
-    "an id with logit -inf": Fault("support-id-impossible", in_logits(make_impossible), fits=lambda v: v.has_logits),
-    "a larger logit left out": Fault("support-not-largest", in_logits(raise_outside), fits=lambda v: v.has_logits),
+    "an id with logit -inf": Fault("support-id-impossible", in_logits(make_impossible), fits=has_logits),
+    "a larger logit left out": Fault("support-not-largest", in_logits(raise_outside), fits=has_logits),
     "a token behind the stop id": Fault(
-        "trains-behind-stop", stop_at, fits=lambda v: not v.has_logits, options=(("eos_token_ids", (STOP,)),)),
+        "trains-behind-stop", stop_at, fits=lambda name, variant: not variant.has_logits,
+        options=(("eos_token_ids", (STOP,)),)),
     "temperature 0": Fault(
-        "temperature-zero", lambda rows: change(rows, temperature=0.0), WHOLE, lambda v: v.has_settings),
+        "temperature-zero", lambda rows: both(rows, temperature=0.0), ((ROW - 1, -1), (ROW, -1)),
+        # SGLang takes it for top-k 1.
+        lambda name, variant: variant.has_settings and variant.form != "sglang"),
     "a log-probability is null": Fault(
-        "logprob-missing", in_logprob(lambda row: None), fits=has_lists),
+        "logprob-missing", in_logprob(lambda row: None),
+        fits=lambda name, variant: has_lists(name, variant) and name not in OF_KEPT),
     "all log-probabilities are null": Fault(
-        "logprob-missing", lambda rows: change(rows, logprobs=None), WHOLE, fits=has_lists),
+        "logprob-missing", lambda rows: change(rows, logprobs=None), WHOLE,
+        lambda name, variant: has_lists(name, variant) and name not in OF_KEPT | {"vllm-stream"}),
     "a log-probability too few": Fault(
-        "logprob-count", lambda rows: change(rows, logprobs=rows[ROW].logprobs[:-1]), WHOLE),
-    "a log-probability of -9999": Fault("logprob-not-finite", in_logprob(lambda row: -9999.0)),
-    "a log-probability of NaN": Fault("logprob-not-finite", in_logprob(lambda row: float("nan"))),
-    "a log-probability above 0": Fault("logprob-above-zero", in_logprob(lambda row: 0.25)),
+        "logprob-count", lambda rows: change(rows, logprobs=rows[ROW].logprobs[:-1]), WHOLE,
+        lambda name, variant: name not in OF_KEPT | ONE_NUMBER),
+    "a log-probability of -9999": Fault(
+        "logprob-not-finite", in_logprob(lambda row: -9999.0), fits=has_own_logprobs),
+    "a log-probability of NaN": Fault(
+        "logprob-not-finite", in_logprob(lambda row: float("nan")), fits=has_own_logprobs),
+    "a log-probability above 0": Fault("logprob-above-zero", in_logprob(lambda row: 0.25), fits=has_own_logprobs),
     "a certain token that is not": Fault(
-        "logprob-not-over-support", certain_but_raw, fits=lambda v: not v.has_logits),
+        "logprob-not-over-support", certain_but_raw, fits=lambda name, variant: not variant.has_logits),
+    "log-probability over the vocabulary": Fault(
+        "logprob-not-over-support", in_logprob(lambda row: row.full_logprobs[POSITION]), fits=has_logits),
     "temperature not applied": Fault(
-        "temperature-not-applied", in_logprob(lambda row: at_temperature(row, 1.0)), fits=lambda v: v.has_logits),
+        "temperature-not-applied", in_logprob(lambda row: at_temperature(row, 1.0)), fits=has_logits),
     "log-probability over temperature": Fault(
         "temperature-on-logprob", in_logprob(lambda row: at_temperature(row, 1.0) / row.temperature),
-        fits=lambda v: v.has_logits),
-    "log-probability over the vocabulary": Fault(
-        "logprob-not-over-support", in_logprob(lambda row: row.full_logprobs[POSITION]), fits=lambda v: v.has_logits),
-    "log-probability of something else": Fault(
-        "logprob-differs", in_logprob(lambda row: row.logprobs[POSITION] - 1.5),
-        fits=lambda v: v.has_logits and not v.has_kept),
-    "kept log-probabilities sum to more": Fault("kept-sum", kept_too_high, fits=lambda v: v.has_kept),
+        fits=has_logits),
+    "kept log-probabilities sum to more": Fault("kept-sum", kept_too_high, fits=has_kept),
     "not what was kept for its id": Fault(
-        "kept-differs", in_logprob(lambda row: row.logprobs[POSITION] - 0.5), fits=lambda v: v.has_kept),
+        "kept-differs", in_logprob(lambda row: row.logprobs[POSITION] - 0.5),
+        fits=lambda name, variant: variant.has_kept and name not in OF_KEPT),
     "more over the vocabulary": Fault(
         "full-above-support",
         lambda rows: change(
             rows, full_logprobs=put(rows[ROW].full_logprobs, POSITION, rows[ROW].logprobs[POSITION] + 0.1)),
-        fits=lambda v: v.has_full),
+        fits=lambda name, variant: variant.has_full),
     "ids not in order": Fault("ids-not-ascending", in_support(lambda ids, drawn: ids[::-1])),
     "more ids than top-k": Fault(
-        "wider-than-top-k", lambda rows: change(rows, top_k=2), EVERYWHERE, lambda v: v.has_settings),
-    "a completion twice": Fault(
-        "duplicate-completion", lambda rows: rows.append(rows[ROW]), ((6, -1),)),
-    "another temperature in a group": Fault(
+        "wider-than-top-k", lambda rows: both(rows, top_k=max(map(len, rows[ROW].supports)) - 1), ((ROW, None),),
+        lambda name, variant: variant.has_settings),
+    "a completion twice": Fault("duplicate-completion", lambda rows: rows.append(rows[ROW]), ((6, -1),)),
+    "another top-p in a group": Fault(
         "group-settings-differ", lambda rows: change(rows, top_p=0.91), WHOLE,
-        lambda v: v.has_settings and v.has_groups),
+        lambda name, variant: variant.has_settings and variant.has_groups and name not in OF_GROUP),
 }  # fmt: skip

@@ -116,7 +116,8 @@ def vllm_choice(row: GoodRow, index: int = 0) -> dict[str, Any]:
     """A choice as vLLM's token endpoint answers it."""
     entries = [
         {"token_id": token, "logprob": value, "rank": 1, "top_logprobs": []}
-        for token, value in zip(row.token_ids, row.logprobs, strict=True)
+        # Not strict: faults are planted in rows.
+        for token, value in zip(row.token_ids, row.logprobs or [], strict=False)
     ]
     return {
         "index": index,
@@ -125,7 +126,7 @@ def vllm_choice(row: GoodRow, index: int = 0) -> dict[str, Any]:
         "token_ids": row.token_ids,
         "routed_experts": None,
         "sampling_mask": row.supports,
-        "logprobs": {"content": entries},
+        "logprobs": None if row.logprobs is None else {"content": entries},
     }
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 
 
-def added(counts: Int[np.ndarray, " N"], more: Int[np.ndarray, " M"]) -> Int[np.ndarray, " K"]:
-    """The sum of two arrays of counts, as long as the longer."""
+def added(counts: Real[np.ndarray, " N"], more: Real[np.ndarray, " M"]) -> Real[np.ndarray, " K"]:
+    """The sum of two arrays, as long as the longer: the shorter goes on with zeros."""
     long, short = (counts, more) if len(counts) >= len(more) else (more, counts)
     total = long.copy()
     total[: len(short)] += short

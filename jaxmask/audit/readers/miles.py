@@ -67,6 +67,7 @@ def _completion(name: str, sample: Mapping[str, Any]) -> Completion:
         loss_mask=sample.get("loss_mask"),
         setting=setting_of(sample.get("sampling_params"), problems, silent=NOT_SAID),
         group=("index", group) if type(group) is int else prompt_key(tokens[:begin]) if begin else None,
+        prompt_length=begin or None,
         fields=FIELDS,
         problems=tuple(problems),
     )

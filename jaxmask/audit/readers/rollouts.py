@@ -33,6 +33,8 @@ def completions(exchange: Exchange) -> Iterator[Completion]:
     ids = _whole(named, "support_ids", 1, problems)
     begins = _begins(counts, ids, tokens.shape, problems)
     kept = named.get("kept_logprobs")
+    known_size = _number(named, "vocab_size", 0)
+    vocab_size = None if known_size is None else int(known_size)
     for row in range(len(tokens)):
         length = int(lengths[row])
         if not 0 <= length <= tokens.shape[1]:
@@ -56,6 +58,8 @@ def completions(exchange: Exchange) -> Iterator[Completion]:
             loss_mask=_cells(named, "sampled_mask", row, length, tokens.shape, problems),
             setting=_setting(named, row),
             group=_group(named, row),
+            prompt_length=_prompt_length(named, row),
+            vocab_size=vocab_size,
             problems=tuple(problems),
         )
         problems = []
@@ -106,6 +110,7 @@ def _setting(named: Mapping[str, Any], row: int) -> Setting:
         top_k=0 if is_off else None if top_k is None else int(top_k),
         top_p=_number(named, "top_p", row),
         min_p=_number(named, "min_p", row),
+        stop_token_ids=_stop_ids(named, row),
     )
 
 
@@ -117,6 +122,20 @@ def _number(named: Mapping[str, Any], name: str, row: int) -> float | None:
         return None
     # The shortest decimal: what was asked for as 0.8 is 0.8, and not the float32 next to it.
     return float(str(array[row] if array.ndim else array[()]))
+
+
+def _stop_ids(named: Mapping[str, Any], row: int) -> tuple[int, ...]:
+    array = named.get(f"{SAMPLING}stop_token_ids")
+    if not isinstance(array, np.ndarray) or array.ndim != 2 or array.dtype.kind not in "iu" or row >= len(array):
+        return ()
+    return tuple(token_id for token_id in array[row].tolist() if token_id >= 0)
+
+
+def _prompt_length(named: Mapping[str, Any], row: int) -> int | None:
+    lengths, group = named.get("prompt_lengths"), _group(named, row)
+    if not isinstance(lengths, np.ndarray) or lengths.ndim != 1 or lengths.dtype.kind not in "iu" or group is None:
+        return None
+    return int(lengths[group]) if group < len(lengths) else None
 
 
 def _group(named: Mapping[str, Any], row: int) -> int | None:

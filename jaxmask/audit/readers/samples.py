@@ -28,6 +28,8 @@ def completions(exchange: Exchange) -> Iterator[Completion]:
     sample = exchange.answer
     problems: list[Problem] = []
     setting = raised(setting_of(sample.get("sampling_params"), problems, silent=NOT_SAID))
-    group = prompt_key(sample.get("prompt_token_ids"))
+    prompt = sample.get("prompt_token_ids")
+    group = prompt_key(prompt)
     completion = vllm.completion(exchange.where.name(), sample, problems, setting=setting, group=group)
-    yield dataclasses.replace(completion, loss_mask=sample.get("loss_mask"))
+    prompt_length = len(prompt) if isinstance(prompt, list) else None
+    yield dataclasses.replace(completion, loss_mask=sample.get("loss_mask"), prompt_length=prompt_length)

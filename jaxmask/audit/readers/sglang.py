@@ -58,7 +58,8 @@ def completions(exchange: Exchange) -> Iterator[Completion]:
         problems: list[Problem] = []
         setting = _setting(request, number, len(answers), problems)
         group = _group(exchange, request, number, len(answers))
-        yield _completion(name, one, setting, group, problems)
+        completion = _completion(name, one, setting, group, problems)
+        yield dataclasses.replace(completion, prompt_length=_prompt_length(request, number, len(answers)))
 
 
 def _completion(name: str, answer: Any, setting: Setting, group: Hashable, problems: list[Problem]) -> Completion:
@@ -130,6 +131,13 @@ def _group(exchange: Exchange, request: Mapping[str, Any], number: int, num_answ
     # Text is known to be of one prompt, or to be a list of them.
     which = number * len(texts) // num_answers if isinstance(texts, list) else 0
     return (exchange.where.line, exchange.where.item, which)
+
+
+def _prompt_length(request: Mapping[str, Any], number: int, num_answers: int) -> int | None:
+    prompt = request.get("input_ids")
+    is_nested = isinstance(prompt, list) and any(isinstance(one, list) for one in prompt[:1])
+    prompt = _of_answer(prompt, number, num_answers) if is_nested else prompt
+    return len(prompt) if isinstance(prompt, list) else None
 
 
 def _of_answer(given: Any, number: int, num_answers: int) -> Any:
