@@ -11,7 +11,8 @@ from tests.rollout_files import VOCAB_SIZE, GoodRow, Variant
 
 # Where most faults are planted: a row and a position that every set of rows has.
 ROW, POSITION = 3, 5
-STOP = 7
+# Drawn by no row of `good_rows()`, and of one prompt neither.
+STOP = 8
 
 
 # Of some forms: supports stand as arrays of integers; an empty one says that there is none; log-probabilities are taken
@@ -33,14 +34,14 @@ class Fault:
 
     Attributes:
       code: what it is to be called.
-      plant: changes rows in place.
+      plant: changes rows in place; may return places itself.
       places: rows and positions that are to be named, -1 for whole rows.
       fits: whether a variant of that name can express it.
       options: of the audit.
     """
 
     code: str
-    plant: Callable[[list[GoodRow]], None]
+    plant: Callable[[list[GoodRow]], object]
     places: tuple[tuple[int, int], ...] = ((ROW, POSITION),)
     fits: Callable[[str, Variant], bool] = lambda name, variant: True
     options: tuple[tuple[str, object], ...] = ()
@@ -61,7 +62,7 @@ def in_support(edit: Callable[[list[int], int], list[int] | None]) -> Callable[[
         row = rows[ROW]
         ids = edit(list(row.supports[POSITION]), row.token_ids[POSITION])
         old = dict(zip(row.supports[POSITION], row.kept_logprobs[POSITION], strict=True))
-        kept = [old.get(token_id, -5.0) for token_id in ids or []]
+        kept = None if ids is None else [old.get(token_id, -5.0) for token_id in ids]
         change(rows, supports=put(row.supports, POSITION, ids), kept_logprobs=put(row.kept_logprobs, POSITION, kept))
 
     return plant
@@ -88,10 +89,8 @@ def swap(rows: list[GoodRow]) -> None:
 
 
 def renumber(step: int) -> Callable[[list[GoodRow]], None]:
-    # Modulo V, as an id outside would be a fault of its own.
-    return lambda rows: change(
-        rows, supports=[[(token_id + step) % VOCAB_SIZE for token_id in ids] for ids in rows[ROW].supports]
-    )
+    # Also to -1 or V: the cause is one, whatever else it brings about.
+    return lambda rows: change(rows, supports=[[token_id + step for token_id in ids] for ids in rows[ROW].supports])
 
 
 def with_prompt(rows: list[GoodRow]) -> None:
@@ -126,8 +125,7 @@ def stop_at(rows: list[GoodRow]) -> None:
         supports=put(row.supports, before, [ids[place] for place in order]),
         kept_logprobs=put(row.kept_logprobs, before, [row.kept_logprobs[before][place] for place in order]),
     )
-    for other, one in enumerate(rows):
-        assert STOP not in [token for place, token in enumerate(one.token_ids) if (other, place) != (ROW, before)]
+    assert sum(one.token_ids.count(STOP) for one in rows) == 1
 
 
 def kept_too_high(rows: list[GoodRow]) -> None:
@@ -164,6 +162,14 @@ def make_impossible(logits: np.ndarray, row: GoodRow) -> None:
 
 
 WHOLE = ((ROW, -1),)
+
+
+def lower_top_k(rows: list[GoodRow]) -> list[tuple[int, int]]:
+    """One less than the widest support of the two has; returns where those are."""
+    widest = max(len(ids) for row in rows[ROW - 1 : ROW + 1] for ids in row.supports)
+    both(rows, top_k=widest - 1)
+    places = [(row, position) for row in (ROW - 1, ROW) for position in range(len(rows[row].supports))]
+    return [(row, position) for row, position in places if len(rows[row].supports[position]) == widest]
 
 
 def has_lists(name: str, variant: Variant) -> bool:
@@ -269,9 +275,9 @@ FAULTS: dict[str, Fault] = {
         fits=lambda name, variant: variant.has_full),
     "ids not in order": Fault("ids-not-ascending", in_support(lambda ids, drawn: ids[::-1])),
     "more ids than top-k": Fault(
-        "wider-than-top-k", lambda rows: both(rows, top_k=max(map(len, rows[ROW].supports)) - 1), ((ROW, None),),
+        "wider-than-top-k", lower_top_k, (),
         lambda name, variant: variant.has_settings),
-    "a completion twice": Fault("duplicate-completion", lambda rows: rows.append(rows[ROW]), ((6, -1),)),
+    "a completion twice": Fault("duplicate-completion", lambda rows: rows.__setitem__(ROW, rows[ROW - 1]), WHOLE),
     "another top-p in a group": Fault(
         "group-settings-differ", lambda rows: change(rows, top_p=0.91), WHOLE,
         lambda name, variant: variant.has_settings and variant.has_groups and name not in OF_GROUP),

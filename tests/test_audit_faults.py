@@ -1,24 +1,58 @@
 """Every fault, planted in otherwise good rollouts of every form that can express it, is found where it is, alone."""
 
+import functools
+import itertools
+
 import pytest
 
 from jaxmask.audit import audit
+from jaxmask.audit.checks import CHECKS
 from jaxmask.audit.files import read
-from tests.planted_faults import FAULTS
+from jaxmask.audit.finding import Severity
+from tests.planted_faults import FAULTS, POSITION, ROW
 from tests.rollout_files import VARIANTS, VOCAB_SIZE, good_rows
 
+ERRORS = {check.code for check in CHECKS if check.severity is Severity.ERROR}
 
-def rows_for(name):
+
+@functools.cache
+def sets_of_rows(num_prompts):
+    """Six rows for each fault, which has some ids to work with where it is planted, and no likely completions."""
+    sets = (good_rows(num_prompts, 6 // num_prompts, seed=seed) for seed in itertools.count())
+    usable = (rows for rows in sets if len(rows[ROW].supports[POSITION]) > 2 and sum(rows[ROW - 1].logprobs) < -15)
+    return [*itertools.islice(usable, len(FAULTS))]
+
+
+def rows_for(name, number=0):
     # An answer of our server is of one prompt.
-    return good_rows(num_prompts=1, group_size=6) if name == "answer" else good_rows()
+    return list(sets_of_rows(1 if name == "answer" else 3)[number])
 
 
 def audited(tmp_path, name, rows, **options):
+    """What was found, and the names of the rows."""
     variant = VARIANTS[name]
     path = tmp_path / f"rollouts{variant.suffix}"
     variant.write(path, rows)
-    result = audit(path, vocab_size=VOCAB_SIZE, num_shown=100, **options)
+    result = audit(path, vocab_size=VOCAB_SIZE, num_shown=1000, **options)
     return result, [row for block in read(path) for row in block.names]
+
+
+def planted(tmp_path, name, titles, **options):
+    """What is wrongly found, and what is not found, with each fault in six rows of its own."""
+    rows, expected = [], {}
+    for number, title in enumerate(titles):
+        some = rows_for(name, number)
+        places = FAULTS[title].plant(some) or FAULTS[title].places
+        for row, position in places:
+            expected[FAULTS[title].code, len(rows) + row, position] = title
+        rows += some
+    result, names = audited(tmp_path, name, rows, **options)
+    places = {row: number for number, row in enumerate(names)}
+    seen = {(one.code, places[place.row], place.position) for one in result.findings for place in one.worst}
+    # Every prompt is the same here, and the rows are not of it.
+    seen = {one for one in seen if not (name == "answer" and one[0] == "group-supports-differ")}
+    assert result.num_rows_at_fault == len({row for code, row, _ in seen if code in ERRORS})
+    return seen - set(expected), {key: title for key, title in expected.items() if key not in seen}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -29,15 +63,9 @@ def test_good_rollouts_pass(tmp_path, name):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_planted_faults_are_found(tmp_path, name):
-    wrong = {}
-    for title, fault in FAULTS.items():
-        if not fault.fits(name, VARIANTS[name]):
-            continue
-        rows = rows_for(name)
-        fault.plant(rows)
-        result, names = audited(tmp_path, name, rows, **dict(fault.options))
-        seen = [(one.code, place.row, place.position) for one in result.findings for place in one.worst]
-        expected = [(fault.code, names[row], position) for row, position in fault.places]
-        if sorted(seen) != sorted(expected):
-            wrong[title] = {"seen": seen, "expected": expected}
-    assert not wrong
+    fitting = [title for title, fault in FAULTS.items() if fault.fits(name, VARIANTS[name])]
+    assert len({FAULTS[title].code for title in fitting}) >= 12
+    assert planted(tmp_path, name, [one for one in fitting if not FAULTS[one].options]) == (set(), {})
+    for title in fitting:
+        if FAULTS[title].options:
+            assert planted(tmp_path, name, [title], **dict(FAULTS[title].options)) == (set(), {})

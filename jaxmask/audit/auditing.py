@@ -155,7 +155,7 @@ def audit(
         is_strict=is_strict,
         tolerance=tolerance,
     )
-    sources = []
+    sources: list[Source] = []
     for path in paths:
         reading = read(Path(path), form=form)
         num_rows = 0

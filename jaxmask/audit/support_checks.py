@@ -21,8 +21,14 @@ def malformed(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
 
 def token_outside_vocabulary(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
     """Token ids outside [0, V), of context too: the model reads them."""
+    # What is no integer has -1 in its place.
+    is_malformed = np.zeros(len(is_open), np.bool_)
+    for one in block.rows.malformed:
+        if 0 <= one.position < block.rows.lengths[one.row]:
+            is_malformed[block.first_tokens[one.row] + one.position] = True
     return block.at_tokens(
-        _is_outside(block, block.rows.token_ids), lambda token: f"id {block.rows.token_ids[token]}{_range(block)}"
+        _is_outside(block, block.rows.token_ids) & ~is_malformed,
+        lambda token: f"id {block.rows.token_ids[token]}{_range(block)}",
     )
 
 

@@ -75,7 +75,7 @@ def _whole(named: Mapping[str, Any], name: str, num_axes: int, problems: list[Pr
 
 def _begins(
     counts: np.ndarray | None, ids: np.ndarray | None, shape: tuple[int, ...], problems: list[Problem]
-) -> Int[np.ndarray, "B T+1"] | None:
+) -> Int[np.ndarray, "B C"] | None:
     """Where each token's ids begin, and in the last column where its row ends; None where the counts cut nothing."""
     if counts is None or ids is None:
         return None
