@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-import jaxmask
 from jaxmask.audit import command
 
 
@@ -15,8 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
       arguments: of the command line; those of the process by default.
     """
-    parser = argparse.ArgumentParser(prog="jaxmask", description=(jaxmask.__doc__ or "").partition("\n")[0])
-    parser.add_argument("--version", action="version", version=f"jaxmask {jaxmask.__version__}")
+    parser = argparse.ArgumentParser(prog="jaxmask", description="Rollouts for reinforcement learning, and their supports.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     text = "whether rollouts are fit to train on, and what truncation did to them"
     command.add_arguments(commands.add_parser("audit", help=text, description=f"Says {text}."))
