@@ -14,7 +14,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
       arguments: of the command line; those of the process by default.
     """
-    parser = argparse.ArgumentParser(prog="jaxmask", description="Rollouts for reinforcement learning, and their supports.")
+    parser = argparse.ArgumentParser(
+        prog="jaxmask", description="Rollouts for reinforcement learning, and their supports."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     text = "whether rollouts are fit to train on, and what truncation did to them"
     command.add_arguments(commands.add_parser("audit", help=text, description=f"Says {text}."))

@@ -51,6 +51,19 @@ def save_rollout(
       kept_logprobs: of each id of the supports over its support, in the order of `jaxmask.wire.to_csr`.
       logits: of each token, before temperature and filters.
     """
+    arrays = to_arrays(rollout, full_logprobs=full_logprobs, kept_logprobs=kept_logprobs, logits=logits)
+    with Path(path).open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+
+
+def to_arrays(
+    rollout: Rollout,
+    *,
+    full_logprobs: Float[Array | np.ndarray, "B T"] | None = None,
+    kept_logprobs: Float[Array | np.ndarray, " K"] | None = None,
+    logits: Float[Array | np.ndarray, "B T V"] | None = None,
+) -> dict[str, np.ndarray]:
+    """What `save_rollout`, whose arguments these are, writes: arrays of the host by name."""
     token_ids, offsets = to_csr(rollout.support)
     arrays: dict[str, Any] = {MARK: VERSION, "support_ids": token_ids}
     arrays["support_counts"] = np.diff(offsets).astype(np.int32).reshape(rollout.support.shape)
@@ -60,8 +73,7 @@ def save_rollout(
     fields = dataclasses.fields(rollout.sampling)
     arrays |= {f"{SAMPLING}{field.name}": getattr(rollout.sampling, field.name) for field in fields}
     arrays |= {"full_logprobs": full_logprobs, "kept_logprobs": kept_logprobs, "logits": logits}
-    with Path(path).open("wb") as file:
-        np.savez(file, allow_pickle=False, **{k: np.asarray(value) for k, value in arrays.items() if value is not None})
+    return {name: np.asarray(value) for name, value in arrays.items() if value is not None}
 
 
 def load_rollout(path: Path | str) -> Rollout:

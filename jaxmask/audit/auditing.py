@@ -7,19 +7,27 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Array, Float
+
 from jaxmask.audit import page, report_json, report_text
 from jaxmask.audit.across import across_checks
 from jaxmask.audit.block import Block
+from jaxmask.audit.builder import RowsBuilder
 from jaxmask.audit.check import Open
 from jaxmask.audit.checks import CHECKS
+from jaxmask.audit.exchange import Exchange, Where
 from jaxmask.audit.files import AUTO, read
 from jaxmask.audit.finding import Finding, Severity
 from jaxmask.audit.measures import Measures
 from jaxmask.audit.outcome import Outcome, Source
+from jaxmask.audit.readers import rollouts
 from jaxmask.audit.rows import Rows
 from jaxmask.audit.statistics import Statistics
 from jaxmask.audit.tally import Tally
 from jaxmask.params import check_count
+from jaxmask.rollout import Rollout
+from jaxmask.rollout_file import to_arrays
 
 NUM_SHOWN = 5
 TOLERANCE = 1e-3
@@ -164,6 +172,41 @@ def audit(
             auditor.add(rows, len(sources))
         sources.append(Source(str(path), reading.form, num_rows, reading.num_skipped))
     return auditor.result(sources)
+
+
+def audit_rollout(
+    rollout: Rollout,
+    *,
+    full_logprobs: Float[Array | np.ndarray, "B T"] | None = None,
+    kept_logprobs: Float[Array | np.ndarray, " K"] | None = None,
+    logits: Float[Array | np.ndarray, "B T V"] | None = None,
+    num_shown: int = NUM_SHOWN,
+    is_strict: bool = False,
+    tolerance: float = TOLERANCE,
+) -> Audit:
+    """The audit of a rollout in memory, which comes to the host for it.
+
+    Args:
+      rollout: any; its vocabulary and stop ids count.
+      full_logprobs: of each token over the vocabulary at its row's temperature, natural: they give the kept mass.
+      kept_logprobs: of each id of the supports over its support, in the order of `jaxmask.wire.to_csr`.
+      logits: of each token, after penalties and bias, before temperature and filters; they give all of that.
+      num_shown: as for `audit`, like the following.
+      is_strict: as there.
+      tolerance: as there.
+    """
+    arrays = to_arrays(rollout, full_logprobs=full_logprobs, kept_logprobs=kept_logprobs, logits=logits)
+    auditor = Auditor(num_shown=num_shown, is_strict=is_strict, tolerance=tolerance)
+    builder = RowsBuilder()
+    num_bytes = sum(array.nbytes for array in arrays.values())
+    for completion in rollouts.completions(Exchange(Where("rollout", 0), None, arrays, is_refused=False)):
+        builder.add(completion, num_bytes)
+        num_bytes = 0
+        if builder.is_full:
+            auditor.add(builder.build())
+    if not builder.is_empty:
+        auditor.add(builder.build())
+    return auditor.result([Source("rollout", "memory", int(rollout.lengths.shape[0]))])
 
 
 def _of_all(statistics: Statistics) -> tuple[Finding, ...]:

@@ -56,7 +56,7 @@ class Weights:
             ),
             *((narrow, whole) if p99 < largest else (whole,)),
             Encoding("packed bits", bits, "not known: say --vocab-size" if bits is None else f"V = {vocab_size}"),
-            Encoding("the files as they are", self._file / num, "tokens, log-probabilities and all"),
+            Encoding("as they came", self._file / num, "tokens, log-probabilities and all"),
         )
 
 
