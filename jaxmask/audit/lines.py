@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 MAX_LINE_BYTES = 1 << 28
 # How a file begins that is one JSON text, written over several lines. It is read whole.
@@ -55,14 +56,13 @@ def lines(path: Path) -> Iterator[Line]:
             yield Line(number + 1, None, f"the file is compressed, and broken from here on: {error}", 0)
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _opened(path: Path) -> io.BufferedIOBase:
     with path.open("rb") as file:
         is_gzip = file.read(2) == _GZIP
-    # They read alike, and share no type.
-    return cast(IO[bytes], gzip.open(path) if is_gzip else path.open("rb"))
+    return gzip.GzipFile(path) if is_gzip else path.open("rb")
 
 
-def _line(number: int, raw: bytes, file: IO[bytes]) -> Line:
+def _line(number: int, raw: bytes, file: io.BufferedIOBase) -> Line:
     num_bytes = len(raw)
     if num_bytes > MAX_LINE_BYTES:
         while not raw.endswith(b"\n") and (raw := file.readline(MAX_LINE_BYTES)):
