@@ -103,10 +103,11 @@ def _layout(support: Support | RaggedSupport) -> dict[str, Any]:
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
             return {name: archive[name] for name in archive.files}
     # Whatever is wrong with the archive; a single array has no `files`.
-    except (zipfile.BadZipFile, zlib.error, EOFError, AttributeError, TypeError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, AttributeError, TypeError, NotImplementedError) as error:
         raise ValueError(f"{path} is no NumPy archive: {error}") from error
 
 

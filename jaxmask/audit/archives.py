@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import struct
+import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -12,6 +15,22 @@ from typing import Any
 import numpy as np
 
 _ZIP = b"PK"
+# What reading one raises where its bytes are not what they should be: `zipfile`, `zlib`, NumPy's headers.
+_BROKEN = (
+    ArithmeticError,
+    EOFError,
+    KeyError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _NUMBERED = re.compile(r"(.+)_(\d{1,9})")
 
 
@@ -28,10 +47,12 @@ def arrays(path: Path) -> dict[str, Any]:
       ValueError: the file is no archive, or is cut off.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # Opened here, as NumPy leaves a broken one open.
+        with warnings.catch_warnings(action="ignore"), path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
             return {name: _array(archive, name) for name in archive.files}
     # A single array has no files.
-    except (OSError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+    except (AttributeError, *_BROKEN) as error:
         raise ValueError(str(error)) from error
 
 
@@ -58,5 +79,5 @@ def text(array: Any) -> str:
 def _array(archive: Any, name: str) -> Any:
     try:
         return archive[name]
-    except (OSError, EOFError, ValueError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+    except _BROKEN as error:
         return f"an array that cannot be read: {error}"

@@ -56,13 +56,13 @@ def lines(path: Path) -> Iterator[Line]:
             yield Line(number + 1, None, f"the file is compressed, and broken from here on: {error}", 0)
 
 
-def _opened(path: Path) -> io.BufferedReader | gzip.GzipFile:
+def _opened(path: Path) -> io.BufferedIOBase:
     with path.open("rb") as file:
         is_gzip = file.read(2) == _GZIP
-    return gzip.open(path) if is_gzip else path.open("rb")
+    return gzip.GzipFile(path) if is_gzip else path.open("rb")
 
 
-def _line(number: int, raw: bytes, file: io.BufferedReader | gzip.GzipFile) -> Line:
+def _line(number: int, raw: bytes, file: io.BufferedIOBase) -> Line:
     num_bytes = len(raw)
     if num_bytes > MAX_LINE_BYTES:
         while not raw.endswith(b"\n") and (raw := file.readline(MAX_LINE_BYTES)):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxmask.audit.rows import Setting
-from jaxmask.audit.values import WHOLE_ROW, Problem, shown
+from jaxmask.audit.values import WHOLE_ROW, Problem, is_row, shown
 
 # What both vLLM's token endpoint and SGLang's take where a request is silent.
 SILENT = Setting(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -63,7 +63,7 @@ def raised(setting: Setting) -> Setting:
 
 def prompt_key(token_ids: Any) -> Hashable:
     """Something equal for equal prompts; None for what is no prompt's ids."""
-    if not isinstance(token_ids, (list, np.ndarray)) or len(token_ids) == 0:
+    if not is_row(token_ids) or len(token_ids) == 0:
         return None
     if isinstance(token_ids, list) and not set(map(type, token_ids)) <= {int}:
         return None

@@ -43,6 +43,16 @@ def shown(value: Any) -> str:
     return reprlib.repr(value)
 
 
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer of 64 bits."""
+    return type(value) is int and value in _INT64
+
+
+def is_row(values: Any) -> bool:
+    """Whether values are a list, or an array of one axis."""
+    return isinstance(values, list) or (isinstance(values, np.ndarray) and values.ndim == 1)
+
+
 def integers(values: Any, field: str, problems: list[Problem]) -> Int[np.ndarray, " N"] | None:
     """The values as int64, `NOT_GIVEN` where one is no integer of 64 bits; None where they are no list at all.
 
@@ -60,9 +70,9 @@ def integers(values: Any, field: str, problems: list[Problem]) -> Int[np.ndarray
     if quick is not None:
         return quick
     for position, value in enumerate(values):
-        if not _is_integer(value):
+        if not is_integer(value):
             problems.append(Problem(position, field, _not_an_integer(value)))
-    return np.array([value if _is_integer(value) else NOT_GIVEN for value in values], np.int64)
+    return np.array([value if is_integer(value) else NOT_GIVEN for value in values], np.int64)
 
 
 def integer_lists(
@@ -82,8 +92,8 @@ def integer_lists(
     if quick is not None:
         return quick, sizes
     for position, row in enumerate(rows):
-        problems += [Problem(position, field, _not_an_integer(value)) for value in row if not _is_integer(value)]
-    return np.array([value if _is_integer(value) else NOT_GIVEN for value in flat], np.int64), sizes
+        problems += [Problem(position, field, _not_an_integer(value)) for value in row if not is_integer(value)]
+    return np.array([value if is_integer(value) else NOT_GIVEN for value in flat], np.int64), sizes
 
 
 def numbers(
@@ -98,8 +108,9 @@ def numbers(
     if not isinstance(values, (list, tuple)):
         problems.append(Problem(WHOLE_ROW, field, f"{shown(values)} stands where a list of numbers should"))
         return None
-    if set(map(type, values)) <= {float}:
-        return np.array(values, np.float64), np.ones(len(values), np.bool_)
+    quick = _quick_numbers(values)
+    if quick is not None:
+        return quick, np.array([value is not None for value in values], np.bool_)
     floats = [_float(value) for value in values]
     for position, (value, found) in enumerate(zip(values, floats, strict=True)):
         if found is None and value is not None:
@@ -117,8 +128,9 @@ def number_lists(
         return None
     rows, sizes = _lists(values, field, problems)
     flat = list(itertools.chain.from_iterable(rows))
-    if set(map(type, flat)) <= {float}:
-        return np.array(flat, np.float64), sizes
+    quick = _quick_numbers(flat)
+    if quick is not None:
+        return quick, sizes
     for position, row in enumerate(rows):
         problems += [
             Problem(position, field, f"{shown(value)} stands where a number should")
@@ -193,8 +205,14 @@ def _quick_integers(values: list[Any] | tuple[Any, ...]) -> Int[np.ndarray, " N"
     return None
 
 
-def _is_integer(value: Any) -> bool:
-    return type(value) is int and value in _INT64
+def _quick_numbers(values: list[Any] | tuple[Any, ...]) -> Float[np.ndarray, " N"] | None:
+    if set(map(type, values)) <= {float, int, type(None)}:
+        try:
+            # NumPy takes None for NaN.
+            return np.array(values, np.float64)
+        except OverflowError:
+            return None
+    return None
 
 
 def _not_an_integer(value: Any) -> str:

@@ -55,7 +55,8 @@ def completions(exchange: Exchange) -> Iterator[Completion]:
         "counts": counts,
     }
     temperature = _temperature(sample.get("temperatures"), parts["loss_mask"], problems)
-    begin = _begin(parts)
+    are_rows = all(part is None or values.is_row(part) for part in (ids, kept))
+    begin = _begin(parts) if are_rows else 0
     group: Hashable = None
     if begin:
         group = prompt_key(parts["token_ids"][:begin])
@@ -107,8 +108,7 @@ def _mask(sample: Mapping[str, Any], problems: list[Problem]) -> tuple[Any, Any,
 def _begin(parts: Mapping[str, Any]) -> int:
     """Where the first sampled token stands; 0 where the parts do not fit together: then all of them are looked at."""
     given = [part for part in parts.values() if part is not None]
-    is_sequence = all(isinstance(part, (list, np.ndarray)) for part in given)
-    if parts["loss_mask"] is None or not is_sequence or len({len(part) for part in given}) != 1:
+    if parts["loss_mask"] is None or not all(map(values.is_row, given)) or len({len(part) for part in given}) != 1:
         return 0
     flaws: list[Problem] = []
     flags = values.flags(parts["loss_mask"], FIELDS.loss_mask, flaws)

@@ -75,7 +75,7 @@ def _whole(named: Mapping[str, Any], name: str, num_axes: int, problems: list[Pr
 
 def _begins(
     counts: np.ndarray | None, ids: np.ndarray | None, shape: tuple[int, ...], problems: list[Problem]
-) -> Int[np.ndarray, "B C"] | None:
+) -> Int[np.ndarray, "B T_plus_1"] | None:
     """Where each token's ids begin, and in the last column where its row ends; None where the counts cut nothing."""
     if counts is None or ids is None:
         return None
@@ -104,6 +104,7 @@ def _cells(
 
 def _setting(named: Mapping[str, Any], row: int) -> Setting:
     top_k, vocab_size = _number(named, "top_k", row), _number(named, "vocab_size", row)
+    top_k = None if top_k is None or not top_k.is_integer() else top_k
     is_off = top_k is not None and vocab_size is not None and top_k >= vocab_size
     return Setting(
         temperature=_number(named, "temperature", row),
