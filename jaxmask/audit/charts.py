@@ -99,7 +99,7 @@ def curve(
 def lying_bars(title: str, axis: str, names: Sequence[str], values: Sequence[float]) -> str:
     """Positive values as bars from the left, on a logarithmic axis, each with its number."""
     low, high = math.log10(min(values)), math.log10(max(values))
-    low = math.floor(low - 0.3)
+    low = float(math.floor(low - 0.3))
     high = max(high + 0.1, low + 1.0)
     x = linear_scale(low, high, _NAME, WIDTH - 44.0)
     height = TOP + _ROW * len(names) + BOTTOM
