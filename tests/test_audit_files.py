@@ -1,5 +1,6 @@
 """Every form of rollouts reads back to the same rows, and no file makes a reader fail."""
 
+import functools
 import gzip
 import json
 import pickle
@@ -20,6 +21,8 @@ from rollout_files import (
 )
 
 from jaxmask.audit import files
+from jaxmask.audit.builder import BLOCK_TOKENS, RowsBuilder
+from jaxmask.audit.completion import Completion
 from jaxmask.audit.rows import Rows, Setting
 
 DATA = Path(__file__).parent / "data"
@@ -184,19 +187,36 @@ def test_one_json_text_over_several_lines(tmp_path):
     assert rows.token_ids.tolist() == flat(row.token_ids for row in ROWS)
 
 
-def test_answers_come_in_blocks_before_the_file_ends(tmp_path):
-    rows = good_rows(2, 2, 40)
-    many = [json.dumps(record) for record in vllm_records(rows)] * 900
+def test_answers_come_in_blocks_before_the_file_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "RowsBuilder", functools.partial(RowsBuilder, max_tokens=1000))
+    many = [json.dumps(record) for record in vllm_records(good_rows(2, 2, 40))] * 12
     (tmp_path / "a.jsonl").write_text("\n".join(many) + "\n")
     reading = files.read(tmp_path / "a.jsonl")
     first = next(reading)
-    assert 65_000 < len(first.token_ids) < 67_000
+    assert 1000 <= len(first.token_ids) < 1040
     assert first.num_bytes == reading.num_bytes < (tmp_path / "a.jsonl").stat().st_size * 0.6
     rest = list(reading)
-    assert sum(len(block.names) for block in (first, *rest)) == 3600
+    assert sum(len(block.names) for block in (first, *rest)) == 48
     assert sum(block.num_bytes for block in (first, *rest)) == reading.num_bytes
     # A prompt has one number in all blocks.
     assert set(rest[-1].groups.tolist()) == set(first.groups.tolist()) == {0, 1}
+
+
+def test_a_block_is_full_by_tokens_by_ids_or_by_rows():
+    assert 60_000 < BLOCK_TOKENS < 70_000
+    for limits, completion, num in (
+        ({"max_tokens": 10}, Completion("", [1] * 4), 3),
+        ({"max_tokens": 10}, Completion("", [1], [[1] * 90]), 2),
+        ({"max_rows": 5}, Completion("", []), 5),
+    ):
+        builder = RowsBuilder(**limits)
+        for _ in range(num):
+            assert not builder.is_full
+            builder.add(completion)
+        assert builder.is_full
+        assert len(builder.build().names) == num
+        assert builder.is_empty
+        assert not builder.is_full
 
 
 def test_a_form_that_is_told_is_not_looked_for(tmp_path):

@@ -77,7 +77,7 @@ def _begin(sample: Mapping[str, Any], problems: list[Problem]) -> int:
     """Where the response begins; 0 where that is not known."""
     tokens, length = sample.get("tokens"), sample.get("response_length")
     length = length.item() if isinstance(length, np.ndarray) and length.ndim == 0 else length
-    if not values.is_row(tokens):
+    if tokens is None or not values.is_row(tokens):
         return 0
     if type(length) is not int or not 0 <= length <= len(tokens):
         text = f"{shown(length)} stands where a number of at most {len(tokens)} tokens should"

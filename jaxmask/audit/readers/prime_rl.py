@@ -108,7 +108,12 @@ def _mask(sample: Mapping[str, Any], problems: list[Problem]) -> tuple[Any, Any,
 def _begin(parts: Mapping[str, Any]) -> int:
     """Where the first sampled token stands; 0 where the parts do not fit together: then all of them are looked at."""
     given = [part for part in parts.values() if part is not None]
-    if parts["loss_mask"] is None or not all(map(values.is_row, given)) or len({len(part) for part in given}) != 1:
+    if (
+        parts["token_ids"] is None
+        or parts["loss_mask"] is None
+        or not all(map(values.is_row, given))
+        or len({len(part) for part in given}) != 1
+    ):
         return 0
     flaws: list[Problem] = []
     flags = values.flags(parts["loss_mask"], FIELDS.loss_mask, flaws)
