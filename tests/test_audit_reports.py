@@ -57,7 +57,7 @@ def test_the_verdict_comes_first(clean, faulty):
 def test_text_names_the_places_and_what_to_do(faulty):
     lines = faulty.to_text().splitlines()
     start = lines.index("errors")
-    assert lines[start + 1] == "  sampled-outside  1 row"
+    assert lines[start + 1] == "  sampled-outside  1 place in 1 row"
     assert lines[start + 2].startswith("    A sampled id lies outside its support. Record the support in the sampler ")
     assert re.fullmatch(
         r"      rollouts\.npz, row 3, position 5: id \d+ is none of \[.*\] \(\d+ ids\)", lines[start + 3]

@@ -18,9 +18,11 @@ class Scope(enum.Enum):
 
     SUPPORTS = "supports"  # and so its log-probability neither, which is over the support
     LOGPROBS = "logprobs"
+    LOGPROBS_OF_ROW = "log-probabilities of the whole row"
     NOTHING = "nothing"
 
 
+_OF_LOGPROBS = (Scope.LOGPROBS, Scope.LOGPROBS_OF_ROW)
 Find = Callable[[Block, Bool[np.ndarray, " N"]], Marks]
 
 
@@ -68,10 +70,10 @@ class Open:
     def apply(self, check: Check, block: Block) -> Marks:
         """What a check finds among what is open, which it then closes."""
         marks = check.find(
-            block, self.logprobs if check.reads_logprobs or check.scope is Scope.LOGPROBS else self.supports
+            block, self.logprobs if check.reads_logprobs or check.scope in _OF_LOGPROBS else self.supports
         )
         if check.scope is not Scope.NOTHING and len(marks.rows):
-            is_whole = marks.positions < 0
+            is_whole = (marks.positions < 0) | (check.scope is Scope.LOGPROBS_OF_ROW)
             is_row = np.zeros(len(block.rows.lengths), np.bool_)
             is_row[marks.rows[is_whole]] = True
             is_closed = is_row[block.row]

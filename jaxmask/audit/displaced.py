@@ -24,32 +24,35 @@ _NO_ID = np.iinfo(np.int64).min
 
 def shifted(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
     """Rows each token of which lies in the support of the token before it, or of the one after it."""
+    misses = _misses(block, is_open)
     is_later, is_sooner = (_all_explained(block, is_open, _neighbours, step) for step in (1, -1))
     return block.at_rows(
         is_later | is_sooner,
         lambda row: (
             f"each token lies in the support of the token {'after' if is_later[row] else 'before'} it, "
-            f"{_misses(block, is_open)[row]} of {block.trains_in_row[row]} outside their own"
+            f"{misses[row]} of {block.trains_in_row[row]} outside their own"
         ),
-        _misses(block, is_open).astype(np.float64),
+        misses.astype(np.float64),
     )
 
 
 def numbered_otherwise(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
     """Rows whose supports hold the id after each token's own, or the one before it."""
+    misses = _misses(block, is_open)
     steps = {step: _all_explained(block, is_open, _other_ids, step) for step in (1, -1)}
     return block.at_rows(
         steps[1] | steps[-1],
         lambda row: (
             f"every support holds its token's id {'+ 1' if steps[1][row] else '- 1'}, "
-            f"{_misses(block, is_open)[row]} of {block.trains_in_row[row]} not the id itself"
+            f"{misses[row]} of {block.trains_in_row[row]} not the id itself"
         ),
-        _misses(block, is_open).astype(np.float64),
+        misses.astype(np.float64),
     )
 
 
 def of_other_row(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
     """Rows whose tokens all lie in the supports of another row, of which the same cannot be said of its own."""
+    misses = _misses(block, is_open)
     suspects = np.flatnonzero(_is_suspect(block, is_open)).tolist()
     source: dict[int, int] = {}
     for place, row in enumerate(suspects):
@@ -61,7 +64,7 @@ def of_other_row(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
     return block.at_rows(
         is_found,
         lambda row: f"its tokens lie in the supports of {block.rows.names[source[row]]}",
-        _misses(block, is_open).astype(np.float64),
+        misses.astype(np.float64),
     )
 
 

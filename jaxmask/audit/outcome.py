@@ -74,6 +74,13 @@ class Outcome:
         return f"NOT fit to train on: {faults}"
 
 
+def how_often(finding: Finding) -> str:
+    """How often a fault was seen: "12 places in 3 rows", or "3 rows" where it is a matter of whole rows."""
+    rows = count(finding.num_rows, "row")
+    is_of_rows = finding.count == finding.num_rows and all(place.position < 0 for place in finding.worst)
+    return rows if is_of_rows else f"{count(finding.count, 'place')} in {rows}"
+
+
 def count(number: int, what: str) -> str:
     """A number of things: "1 row", "1,200 rows"."""
     return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import html
+import math
 import string
 from collections.abc import Iterable
 from pathlib import Path
 
 from jaxmask.audit import charts
 from jaxmask.audit.finding import Finding
-from jaxmask.audit.outcome import Outcome, count
+from jaxmask.audit.outcome import Outcome, count, how_often
 from jaxmask.audit.report_text import printable, size_labels
 from jaxmask.audit.statistics import CLIP, NUM_MASS_BINS, KeptMass, Sizes, Statistics, Stretch
 
@@ -75,8 +76,10 @@ def _figures(statistics: Statistics) -> Iterable[tuple[str, str]]:
         yield "kept mass", "not known"
     else:
         yield "kept mass, mean", f"{mass.mean:.4f}"
-        yield "bias of the full ratio", f"{mass.mean - 1:+.4f}"
-        yield f"its tokens below {1 - CLIP:g}", f"{mass.clipped_share:.2%}"
+        yield "full ratio, bias", f"{mass.mean - 1:+.4f}"
+        yield f"full ratio below {1 - CLIP:g}", f"{mass.clipped_share:.2%}"
+        if mass.mean_log_of_row is not None:
+            yield "full ratio of a completion", f"{math.exp(mass.mean_log_of_row):.3g}"
 
 
 def _findings(outcome: Outcome) -> str:
@@ -96,10 +99,10 @@ def _finding(finding: Finding) -> str:
     )
     left = finding.count - len(finding.worst)
     more = f'<p class="note">and {left:,} more</p>' if left > 0 and places else ""
-    number = f"{finding.count:,} in {count(finding.num_rows, 'row')}"
     return (
         f'<div class="finding {finding.severity.value}"><h3><code>{finding.code}</code> &middot; '
-        f"{finding.severity.value}, {number}</h3><p>{_escaped(finding.title)} {_escaped(finding.remedy)}</p>"
+        f"{finding.severity.value}, {how_often(finding)}</h3>"
+        f"<p>{_escaped(finding.title)} {_escaped(finding.remedy)}</p>"
         f"{table.format(places) if places else ''}{more}</div>"
     )
 
@@ -107,14 +110,10 @@ def _finding(finding: Finding) -> str:
 def _charts(statistics: Statistics) -> Iterable[str]:
     if statistics.sizes is not None:
         yield from _size_charts(statistics.sizes)
-    if len(statistics.stretches) > 1:
-        yield from _position_charts(statistics.stretches)
     if statistics.kept_mass is not None:
         yield from _mass_charts(statistics.kept_mass, statistics.stretches)
-    known = [(one.name, one.bytes_per_token) for one in statistics.encodings if one.bytes_per_token]
-    if known:
-        picture = charts.lying_bars("Bytes per token in each form", "bytes per token", *zip(*known, strict=True))
-        yield _chart("Bytes per token", "Supports in each form; the last is all of the files.", picture)
+    if len(statistics.stretches) > 1:
+        yield from _position_charts(statistics.stretches)
 
 
 def _size_charts(sizes: Sizes) -> Iterable[str]:
@@ -169,4 +168,10 @@ def _encodings(statistics: Statistics) -> str:
         for one in statistics.encodings
     )
     head = '<tr><th>form</th><th class="number">bytes</th><th>what it is</th></tr>'
-    return f'<div class="places"><table>{head}{rows}</table></div>'
+    table = f'<div class="places"><table>{head}{rows}</table></div>'
+    known = [(one.name, one.bytes_per_token) for one in statistics.encodings if one.bytes_per_token]
+    if not known:
+        return table
+    picture = charts.lying_bars("Bytes per token in each form", "bytes per token", *zip(*known, strict=True))
+    chart = _chart("Supports in each form", "The last is all of the files.", picture)
+    return f'<div class="beside">{chart}{table}</div>'

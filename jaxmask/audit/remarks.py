@@ -8,6 +8,11 @@ from jaxtyping import Bool, Float
 from jaxmask.audit.block import Block, Marks
 from jaxmask.audit.support_checks import is_behind_stop, is_filling
 
+# log 0.9: above it, a support may well hold all that float32 can tell from 1.
+_LIKELY = -0.105
+_SEVERAL = 4
+_ROUNDING = 1e-5
+
 
 def not_ascending(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
     """Supports whose ids do not ascend."""
@@ -47,6 +52,20 @@ def less_than_top_p(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
         lambda token: f"kept mass {mass[token]:.4g} at top_p {least[token]:g}",
         np.nan_to_num(least - mass),
     )
+
+
+def mass_always_one(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
+    """Rows in which nothing was cut off, by their log-probabilities, though the supports are not the vocabulary.
+
+    A likely token may keep all of the mass in its support; a row of several that are not likely does not.
+    """
+    rows, mass = block.rows, kept_mass(block)
+    is_whole = np.zeros(len(mass), np.bool_) if block.vocab_size is None else rows.support_sizes >= block.vocab_size
+    with np.errstate(invalid="ignore"):
+        is_uncertain = is_open & ~np.isnan(mass) & ~is_whole & (rows.logprobs < _LIKELY)
+    number = block.count_in_rows(is_uncertain)
+    is_found = (number >= _SEVERAL) & (block.count_in_rows(is_uncertain & (mass > 1 - _ROUNDING)) == number)
+    return block.at_rows(is_found, lambda row: f"kept mass 1 in all of {number[row]} tokens that were not certain")
 
 
 def filled_up(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from jaxmask.audit.finding import Finding, Severity
-from jaxmask.audit.outcome import Outcome, count
+from jaxmask.audit.outcome import Outcome, count, how_often
 from jaxmask.audit.statistics import CLIP, SIZE_LIMITS, KeptMass, Sizes, Statistics
 
 _BAR = 32
@@ -78,9 +79,7 @@ def _sources(outcome: Outcome) -> list[str]:
 
 
 def _finding(finding: Finding, code: str) -> list[str]:
-    rows = "" if finding.count == finding.num_rows else f" in {count(finding.num_rows, 'row')}"
-    number = f"{finding.count:,} times{rows}" if rows else count(finding.count, "row")
-    lines = [f"  {code}  {number}", f"    {finding.title} {finding.remedy}"]
+    lines = [f"  {code}  {how_often(finding)}", f"    {finding.title} {finding.remedy}"]
     for place in finding.worst:
         position = f", position {place.position}" if place.position >= 0 else ""
         lines.append(f"      {printable(place.row)}{position}: {printable(place.detail)}")
@@ -134,8 +133,9 @@ def _ratio(mass: KeptMass) -> list[str]:
         _row("  mismatch KL", f"{mass.mismatch_kl:.3g} nats (k3)"),
     ]
     if mass.mean_log_of_row is not None and mass.least_of_row is not None:
-        text = f"mean of log ratio {mass.mean_log_of_row:.4f}, least ratio {mass.least_of_row:.3g}"
-        lines.append(_row("  of a completion", f"{text}, in {count(mass.num_rows, 'row')}"))
+        typical = f"typically {math.exp(mass.mean_log_of_row):.3g} (mean of its logarithm {mass.mean_log_of_row:.3f})"
+        text = f"{typical}, least {mass.least_of_row:.3g}, in {count(mass.num_rows, 'row')}"
+        lines.append(_row("  of a completion", text))
     return lines
 
 
