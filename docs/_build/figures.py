@@ -1,7 +1,7 @@
 """The figures of the docs that are not screenshots: PYTHONPATH=. python docs/_build/figures.py [--out docs/images]
 
-SmolLM2 answers a few questions, truncated as in a rollout, and the same weights score what it said: a few minutes on two
-CPU cores. The times of the learner's head are those of docs/benchmarks.md.
+SmolLM2 answers a few questions, truncated as in a rollout, and the same weights score what it said: a minute or two on
+two CPU cores. The times of the learner's head are those of docs/benchmarks.md.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """A hook of MkDocs: pages that live at the repository's root, and links that leave the docs folder.
 
-The files read well on GitHub, where their links are relative to themselves. Here CONTRIBUTING.md and CHANGELOG.md become
-pages, and links to any other file of the repository lead to it on GitHub. A link to a file that is not there is an error.
+The files read well on GitHub, where their links are relative to themselves. Here CONTRIBUTING.md and CHANGELOG.md
+become pages, and links to any other file of the repository lead to it on GitHub. A link to nothing is an error.
 """
 
 import posixpath
@@ -25,7 +25,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """The docs folder's files, and those of the root as pages."""
     for name, page in OUTSIDE.items():
         if (ROOT / name).is_file():
-            text = LINK.sub(lambda link: at_page(page, name, link[1]), (ROOT / name).read_text())
+            text = with_links_of(page, name, (ROOT / name).read_text())
             files.append(File.generated(config, page, content=text))
     return files
 
@@ -35,7 +35,12 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     if page.file.generated_by is not None:
         return markdown
     source = page.file.src_uri
-    return LINK.sub(lambda link: at_page(source, f"docs/{source}", link[1]), markdown)
+    return with_links_of(source, f"docs/{source}", markdown)
+
+
+def with_links_of(page: str, source: str, markdown: str) -> str:
+    """The text of the file `source`, its links as they must be on `page`."""
+    return LINK.sub(lambda link: at_page(page, source, link[1]), markdown)
 
 
 def at_page(page: str, source: str, target: str) -> str:

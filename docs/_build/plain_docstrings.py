@@ -1,6 +1,6 @@
 """An extension of Griffe: docstrings are plain text with Markdown's code marks, and formulas of their own paragraphs.
 
-A star is a leading axis ([*B, V]) or a product, never emphasis; a paragraph that is one formula becomes a block of code.
+A star is a leading axis ([*B, V]) or a product, never emphasis; a paragraph that is one formula becomes code.
 """
 
 import re

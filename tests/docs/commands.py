@@ -137,13 +137,13 @@ class Shell:
         words = shlex.split(OF_PROCESSES.sub("", shlex.join(rest)))
         if not {"--help", "--report"} & set(words):
             words.append("--print-config")
-        with contextlib.suppress(_Helped), _help_ends_well(), contextlib.chdir(self.folder):
+        with _help_ends_well(), contextlib.chdir(self.folder):
             assert train.cli.main(words) == 0, rest
 
     def serve(self, rest):
         """The options of the server, or of the offline command."""
         kind = GenerateOptions if rest[0] == "generate" else ServerOptions
-        with contextlib.suppress(_Helped), _help_ends_well():
+        with _help_ends_well():
             serve.cli._parsed(kind, "python -m serve", rest[rest[0] == "generate" :])
 
     def jaxmask(self, rest):
@@ -172,9 +172,7 @@ class Shell:
         assert url.startswith(ADDRESS), url
         body = None if body is None else body.replace("/runs/1", str(self.folder / "runs/1"))
         method = method or ("GET" if body is None else "POST")
-        response = httpx.request(
-            method, url.replace(ADDRESS, self.url()), content=body, headers=headers, timeout=300
-        )
+        response = httpx.request(method, url.replace(ADDRESS, self.url()), content=body, headers=headers, timeout=300)
         assert response.status_code == 200, response.text
 
     def check_script(self, code: str) -> None:
@@ -196,17 +194,14 @@ class Shell:
                     self.check_script(text)
 
 
-class _Helped(Exception):
-    """A command has printed its help."""
-
-
 @contextlib.contextmanager
 def _help_ends_well():
+    """A command that prints its help ends the program; with 0, all is well."""
     try:
         yield
     except SystemExit as stop:
-        assert not stop.code
-        raise _Helped from None
+        if stop.code:
+            raise
 
 
 def _texts(value):

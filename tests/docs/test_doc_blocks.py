@@ -126,7 +126,8 @@ def test_the_readme_has_code():
 
 
 def test_blocks_are_read_as_they_stand():
-    page = "a\n```bash\nmake x  # y\n```\n\n    indented\n\n```python\na = 1\n```\n\n<!-- continues -->\n```python\nb = a\n```\n"
+    page = "a\n```bash\nmake x  # y\n```\n\n    indented\n\n```python\na = 1\n```\n\n"
+    page += "<!-- continues -->\n```python\nb = a\n```\n"
     found = list(blocks_of(page, "p"))
     assert [(block.place, block.language) for block in found] == [
         ("p:2", "bash"),
