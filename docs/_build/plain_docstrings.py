@@ -7,8 +7,8 @@ import re
 
 import griffe
 
-# A paragraph without a sentence: "name(...) = ..." from its first character on.
-FORMULA = re.compile(r"[\w(|\[][^.\n]{0,40}? = ")
+# A paragraph that is no sentence: "name(...) = ..." from its first character on, and no full stop at its end.
+FORMULA = re.compile(r"[\w(|\[][^.\n`]{0,40}? = [^`]*[^.`]$")
 CODE = re.compile(r"(`[^`]*`)")
 
 
@@ -22,7 +22,7 @@ class PlainDocstrings(griffe.Extension):
 
 
 def _plain(paragraph: str) -> str:
-    if FORMULA.match(paragraph):
+    if FORMULA.match(paragraph.rstrip()):
         return "```text\n" + paragraph + "\n```"
     pieces = CODE.split(paragraph)
     return "".join(piece if piece.startswith("`") else re.sub(r"([*<])", r"\\\1", piece) for piece in pieces)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,10 +59,18 @@ def commands(code: str) -> Iterator[str]:
         unfinished += line
         if unfinished.endswith("\\"):
             unfinished = unfinished[:-1]
-        elif len(re.findall(r"'", re.sub(r'"[^"\']*"', "", unfinished))) % 2:
+        elif _has_open_quote(unfinished):
             unfinished += "\n"
         else:
-            if unfinished.strip() and not unfinished.lstrip().startswith("#"):
+            if shlex.split(unfinished, comments=True):
                 yield unfinished.strip()
             unfinished = ""
     assert not unfinished, f"a command that does not end: {unfinished}"
+
+
+def _has_open_quote(text: str) -> bool:
+    try:
+        shlex.split(text, comments=True)
+    except ValueError:
+        return True
+    return False

@@ -5,6 +5,7 @@ import json
 import sys
 
 import httpx
+import openai
 import pytest
 import yaml
 from blocks import ROOT, all_blocks, blocks_of, commands
@@ -103,7 +104,13 @@ def run_python(code, place, request):
         request.getfixturevalue("rollouts")
     code = code.replace("/runs/1", str(folder / "runs/1"))
     # A fresh namespace: each block stands alone for whoever copies it.
-    exec(compile(code, place, "exec"), {"__name__": "block"})
+    names = {"__name__": "block"}
+    try:
+        exec(compile(code, place, "exec"), names)
+    finally:
+        for client in names.values():
+            if isinstance(client, httpx.Client | openai.OpenAI):
+                client.close()
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)

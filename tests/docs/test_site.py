@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import importlib.util
 import os
 import re
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 from blocks import PAGES, ROOT
+from mkdocs.exceptions import PluginError
 
 # What a browser fetches by itself.
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
@@ -102,6 +105,36 @@ def test_the_reference_has_every_public_name(site):
     missing = set(names) - anchors | set(public_names("serve")) - last_parts
     assert len(names) > 50
     assert not missing
+
+
+def test_what_is_wrong_with_a_page_is_an_error(tmp_path):
+    """Under the site's own settings: a link to nothing, an anchor that is not there, a page that nothing leads to."""
+    settings = yaml.load((ROOT / "mkdocs.yml").read_text(), yaml.SafeLoader)
+    small = {name: settings[name] for name in ("site_name", "strict", "validation")}
+    small |= {"docs_dir": "pages", "plugins": [], "nav": ["index.md"]}
+    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(small))
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages/index.md").write_text("# A\n[b](nothing.md) [c](#nothing)\n")
+    (tmp_path / "pages/alone.md").write_text("# B\n")
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert built.returncode == 1
+    assert "3 warnings" in built.stdout + built.stderr
+    for text in ("nothing.md", "#nothing", "alone.md"):
+        assert text in built.stderr
+
+
+def test_links_that_leave_the_docs_lead_to_the_repository():
+    path = ROOT / "docs/_build/outside_pages.py"
+    hook = importlib.util.module_from_spec(importlib.util.spec_from_file_location("outside_pages", path))
+    hook.__spec__.loader.exec_module(hook)
+    assert hook.with_links_of("changelog.md", "CHANGELOG.md", "[a](docs/faq.md#b) [c](#d)") == "[a](faq.md#b) [c](#d)"
+    assert hook.with_links_of("api/index.md", "docs/api/index.md", "[a](../faq.md)") == "[a](../faq.md)"
+    assert hook.with_links_of("faq.md", "docs/faq.md", "[a](../CHANGELOG.md)") == "[a](changelog.md)"
+    outside = "[a](https://github.com/jaxmask/jaxmask/blob/main/Makefile)"
+    assert hook.with_links_of("faq.md", "docs/faq.md", "[a](../Makefile)") == outside
+    with pytest.raises(PluginError, match=r"docs/faq.md links to ../nothing"):
+        hook.with_links_of("faq.md", "docs/faq.md", "[a](../nothing)")
 
 
 @pytest.mark.parametrize("source", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
