@@ -1,12 +1,17 @@
 """The documentation's site is built without a warning, needs nothing from elsewhere, and has every public name."""
 
 import ast
+import contextlib
 import dataclasses
+import functools
+import http.server
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
+import threading
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,9 +20,12 @@ import pytest
 import yaml
 from blocks import PAGES, ROOT
 from mkdocs.exceptions import PluginError
+from playwright.sync_api import sync_playwright
 
 # What a browser fetches by itself.
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+SHOWN = ("index.html", "api/scores.html", "benchmarks.html")
 IN_STYLES = re.compile(r"@import\s+[\"']?https?:|url\([\"']?https?:")
 
 
@@ -69,6 +77,36 @@ def site(tmp_path_factory):
     built = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=300)
     assert built.returncode == 0, built.stdout + built.stderr
     return Site(folder, {path: read(path) for path in folder.rglob("*.html")})
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves files and says nothing."""
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    """Where the built site is served."""
+    handler = functools.partial(Quiet, directory=site.folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip("no Chromium on this machine")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 def test_every_page_is_there(site):
@@ -151,3 +189,25 @@ def test_anchors_of_the_readme_are_there(site):
     links = re.findall(r"\]\(docs/([^)#]+)\.md#([^)]+)\)", (ROOT / "README.md").read_text())
     for name, anchor in links:
         assert anchor in site.anchors(f"{name}.html"), f"{name} has no {anchor}"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1300])
+def test_pages_ask_nobody_else_and_fit(address, chromium, width, scheme):
+    asked, complaints = [], []
+    options = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme}
+    with contextlib.closing(chromium.new_context(**options)) as context:
+        page = context.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+        for name in SHOWN:
+            page.goto(f"{address}/{name}", wait_until="networkidle")
+            # Wide tables and signatures scroll by themselves; the page does not.
+            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), name
+            colours = page.evaluate("document.body.dataset.mdColorScheme")
+            assert colours == {"light": "default", "dark": "slate"}[scheme]
+        page.goto(f"{address}/index.html")
+        for image in page.locator("article img").all():
+            assert image.evaluate("image => image.naturalWidth") > 100
+    assert [url for url in asked if not url.startswith(address)] == []
+    assert complaints == []
