@@ -147,13 +147,18 @@ class Shell:
             serve.cli._parsed(kind, "python -m serve", rest[rest[0] == "generate" :])
 
     def jaxmask(self, rest):
-        """An audit of rollouts at hand."""
+        """An audit of rollouts at hand: fit to train on or not, but understood."""
         from jaxmask.__main__ import main
+        from jaxmask.audit.files import FORMS
 
-        files = [word for word in rest[1:] if re.search(r"\.(jsonl|json|npz|gz)$", word)]
-        words = [str(self.file()) if word in files else word for word in rest]
+        if "--form" in rest:
+            # The file is of another form, so the form is only looked at.
+            place = rest.index("--form")
+            assert rest[place + 1] in FORMS, rest
+            rest = rest[:place] + rest[place + 2 :]
+        words = [str(self.file()) if re.search(r"\.(jsonl|json|npz|gz)$", word) else word for word in rest]
         with contextlib.chdir(self.folder):
-            assert main(words) in (0, None), rest
+            assert main(words) in (0, 1), rest
 
     def curl(self, rest):
         """The request, answered with 200."""
