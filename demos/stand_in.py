@@ -24,7 +24,7 @@ def write(folder: str | Path, *, seed: int = 0) -> Path:
       FileExistsError: the folder is not empty.
     """
     backend = byte_level_bpe([END, *sorted(ByteLevel.alphabet())], [], [END])
-    tokenizer = models.Tokenizer(backend, eos_token_ids=(0,), chat_template="{{ messages[0]['content'] }}\n")
+    tokenizer = models.Tokenizer(backend, eos_token_ids=(0,), chat_template="{{ messages[0]['content'] }} ->")
     shape = models.DecoderConfig(
         vocab_size=tokenizer.vocab_size,
         num_layers=1,
