@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+import tomllib
 
 import httpx
 import openai
@@ -119,6 +120,11 @@ def test_a_block_runs(block, request):
         run_python(block.code, block.place, request)
     elif block.language == "bash":
         request.getfixturevalue("shell").check(block.code)
+    elif block.language == "console":
+        lines = [line.removeprefix("$ ") for line in block.code.splitlines() if line.startswith("$ ")]
+        request.getfixturevalue("shell").check("\n".join(lines))
+    elif block.language == "toml":
+        tomllib.loads(block.code)
     elif block.language == "yaml":
         request.getfixturevalue("shell").check_yaml(block.code)
     elif block.language == "json":
