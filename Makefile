@@ -24,6 +24,9 @@ UNOPTIMIZED = $(addprefix tests/,docs/test_doc_blocks.py test_compact.py test_fi
   $(addprefix train/,test_checkpoint.py test_countdown.py test_evaluation.py test_kept_mass.py test_loop.py test_mesh.py \
     test_partition.py test_run.py test_step.py))
 
+# Files of which some tests (marked `unoptimized`) run without the optimizers, and the others with them.
+HALVES = $(addprefix tests/,test_sampling.py test_sharding.py)
+
 # A file's tests share what is slow to make, and stay in one process.
 DIST = --dist loadfile --no-loadscope-reorder
 
@@ -33,8 +36,8 @@ demo: $(READY)
 	$(BIN)/python -m train --preset sort-tiny
 
 test: lint $(COMPILERS) $(TEST_MODELS)
-	JAXMASK_TESTS_UNOPTIMIZED=1 $(BIN)/python -m pytest -n auto $(DIST) $(UNOPTIMIZED)
-	$(BIN)/python -m pytest -n auto $(DIST) $(UNOPTIMIZED:%=--ignore=%)
+	JAXMASK_TESTS_UNOPTIMIZED=1 $(BIN)/python -m pytest -n auto $(DIST) $(UNOPTIMIZED) $(HALVES)
+	JAXMASK_TESTS_UNOPTIMIZED=0 $(BIN)/python -m pytest -n auto $(DIST) $(UNOPTIMIZED:%=--ignore=%)
 
 test-fast: $(READY) $(COMPILERS)
 	$(BIN)/python -m pytest -n auto $(DIST) -m "not slow"
