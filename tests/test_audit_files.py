@@ -133,8 +133,6 @@ def test_a_temperature_is_raised_as_vllm_does(tmp_path):
     found = read_whole(tmp_path / "a.jsonl").settings
     raised = [Setting(temperature, 0, 1.0, 0.0, asks_for_logprobs=False) for temperature in (0.0, 0.01, 0.02)]
     assert found == tuple(raised)
-        Setting(temperature, 0, 1.0, 0.0, asks_for_logprobs=False) for temperature in (0.0, 0.01, 0.02)
-    )
 
 
 def test_a_greedy_request_of_sglang_takes_one_id(tmp_path):
