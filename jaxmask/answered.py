@@ -14,7 +14,7 @@ from jaxmask.params import SamplingParams
 
 @dataclasses.dataclass(frozen=True)
 class Answered:
-    """One completion, its prompt and its settings.
+    """One completion, its prompt and its settings; what the lists hold is whatever was sent.
 
     Attributes:
       prompt: ids, as the model read them.
@@ -25,10 +25,10 @@ class Answered:
       policy_versions: of each token; None where the engine does not number its weights.
     """
 
-    prompt: Sequence[int]
-    token_ids: Sequence[int]
-    logprobs: Sequence[float | None]
-    supports: Sequence[Sequence[int]]
+    prompt: Sequence[Any]
+    token_ids: Sequence[Any]
+    logprobs: Sequence[Any]
+    supports: Sequence[Any]
     params: SamplingParams
     policy_versions: Sequence[int | None] | None = None
 

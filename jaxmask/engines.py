@@ -147,10 +147,10 @@ def _rollout(
     if group_size is None:
         sizes = sorted({len(group) for group in groups})
         if len(sizes) != 1 or sizes[0] == 0:
-            raise ValueError(f"responses must hold equally many completions, at least one, got {sizes} of them.")
+            raise ValueError(f"responses must hold equally many completions, at least one, got {sizes}.")
         group_size = sizes[0]
     rows = list(itertools.chain.from_iterable(groups))
-    versions = [row.policy_versions for row in rows]
+    versions = [row.policy_versions for row in rows if row.policy_versions is not None]
     return rollout_from_lists(
         _prompts([row.prompt for row in rows], group_size),
         [row.token_ids for row in rows],
@@ -159,7 +159,7 @@ def _rollout(
         params=[row.params for row in rows],
         # All were sampled: a token without a support is an error, and an empty completion is none.
         loss_mask=[[True] * len(row.token_ids) for row in rows],
-        policy_versions=None if any(one is None for one in versions) else versions,
+        policy_versions=versions if len(versions) == len(rows) else None,
         vocab_size=vocab_size,
         group_size=group_size,
         eos_token_ids=eos_token_ids,

@@ -16,7 +16,12 @@ from jaxmask.params import SamplingParams
 
 _READ = ("temperature", "top_p", "top_k", "min_p", "stop_token_ids", "ignore_eos")
 # With the values at which they change nothing.
-_NOT_REPLAYED = (("repetition_penalty", 1), ("frequency_penalty", 0), ("presence_penalty", 0), ("logit_bias", {}))
+_NOT_REPLAYED: tuple[tuple[str, Any], ...] = (
+    ("repetition_penalty", 1),
+    ("frequency_penalty", 0),
+    ("presence_penalty", 0),
+    ("logit_bias", {}),
+)
 _ASK = "ask with return_sampling_mask"
 
 

@@ -16,7 +16,7 @@ from jaxmask.params import SamplingParams
 
 @dataclasses.dataclass(frozen=True)
 class SparseRow:
-    """One completion with its supports one after another.
+    """One completion with its supports one after another; what the lists hold is whatever was in the batch.
 
     Attributes:
       prompt: ids before the first token that may train.
@@ -28,10 +28,10 @@ class SparseRow:
       params: what it was sampled with.
     """
 
-    prompt: Sequence[int]
-    token_ids: Sequence[int]
-    logprobs: Sequence[float | None]
-    loss_mask: Sequence[bool]
+    prompt: Sequence[Any]
+    token_ids: Sequence[Any]
+    logprobs: Sequence[Any]
+    loss_mask: Sequence[Any]
     ids: Integer[np.ndarray, " nnz"]
     counts: Integer[np.ndarray, " T"]
     params: SamplingParams
@@ -48,7 +48,7 @@ def prime_rl_row(sample: Any, where: str) -> SparseRow:
     ids = _integers(part(kept, "ids", f"'sampling_mask' of {where}"), f"ids of {where}")
     counts = _integers(part(kept, "counts", f"'sampling_mask' of {where}"), f"counts of {where}")
     _as_long(counts, length, f"'counts' of {where}")
-    if not any(mask):
+    if True not in mask:
         raise ValueError(f"{where} has no sampled token.")
     begin = mask.index(True)
     used = {temperature for temperature, is_sampled in zip(temperatures, mask, strict=True) if is_sampled}
@@ -87,8 +87,9 @@ def miles_row(batch: Any, number: int, params: SamplingParams) -> SparseRow:
         raise ValueError(f"{where}: {error}") from error
     _as_long(counts, length, f"supports of {where}")
     begin = len(tokens) - length
-    flags, logprobs = per_token["loss_masks"], per_token["rollout_log_probs"]
-    return SparseRow(tokens[:begin], tokens[begin:], logprobs, flags, ids, counts, params)
+    # Flags are numbers there; what is none is refused with the rest.
+    flags = [bool(flag) if flag in (0, 1) else flag for flag in per_token["loss_masks"]]
+    return SparseRow(tokens[:begin], tokens[begin:], per_token["rollout_log_probs"], flags, ids, counts, params)
 
 
 def _integers(given: Any, name: str) -> Integer[np.ndarray, " N"]:

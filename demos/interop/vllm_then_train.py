@@ -10,6 +10,8 @@ both sides mean the same by a log-probability. Over the whole vocabulary it is n
 import json
 from pathlib import Path
 
+import jax
+
 import models
 import train
 from jaxmask import Rollout, rollout_from_vllm
@@ -35,7 +37,8 @@ def step(rollout: Rollout, *, sampling_mask: bool) -> train.Metrics:
     # A reward of your own stands here: one number for each completion.
     share = (rollout.token_ids % 2 == 0).mean(axis=1)
     rewards = Rewards(share, share == 1)
-    _, metrics = train.grpo_step(state, rollout, rewards, config=config, optimizer=optimizer)
+    grpo_step = jax.jit(train.grpo_step, static_argnames=("config", "optimizer"))
+    _, metrics = grpo_step(state, rollout, rewards, config=config, optimizer=optimizer)
     return metrics
 
 
