@@ -1,6 +1,6 @@
 """What vLLM, SGLang, prime-rl and Miles hold becomes the rollout that its lists are, or is refused by name.
 
-`vllm_tiny/responses.jsonl` and `vllm_edited.jsonl` are real exchanges with vLLM 0.32 (tests/data/make_vllm_tiny.py).
+`vllm_edited.jsonl` holds real exchanges with vLLM 0.32 (tests/data/make_vllm_tiny.py).
 """
 
 import copy
@@ -27,6 +27,7 @@ from jaxmask import (
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "demos" / "interop" / "vllm_tiny"
+EDITED = ROOT / "tests" / "data" / "vllm_edited.jsonl"
 V = 12
 
 
@@ -41,12 +42,12 @@ def assert_equal(one, other):
         np.testing.assert_array_equal(left, right)
 
 
-@pytest.mark.parametrize(
-    "path", [TINY / "responses.jsonl", ROOT / "tests/data/vllm_edited.jsonl"], ids=lambda p: p.stem
-)
-def test_the_learner_gives_the_log_probabilities_of_vllm(path):
-    """Real ones: with penalties, a bias, allowed ids, min-p, a stop id, and of a stream too."""
-    rollout = rollout_from_vllm(*exchanges(path), vocab_size=512, width=48)
+def test_the_learner_gives_the_log_probabilities_of_vllm():
+    """Real ones: with penalties, a bias, allowed ids, min-p, a stop id, and of a stream too.
+
+    Plain ones, through a whole step: test_interop_examples.py.
+    """
+    rollout = rollout_from_vllm(*exchanges(EDITED), vocab_size=512)
     decoder, _ = models.load(TINY)
     G, S, T = rollout.group_size, rollout.prompt_ids.shape[1], rollout.token_ids.shape[1]
     prompts, starts = (np.repeat(np.asarray(a), G, axis=0) for a in (rollout.prompt_ids, rollout.prompt_lengths))
@@ -70,7 +71,7 @@ def test_the_learner_gives_the_log_probabilities_of_vllm(path):
 
 
 def test_rows_and_settings_of_real_answers():
-    requests, responses = exchanges(ROOT / "tests/data/vllm_edited.jsonl")
+    requests, responses = exchanges(EDITED)
     rollout = rollout_from_vllm(requests, responses, vocab_size=512)
     assert rollout.group_size == 4
     assert rollout.prompt_ids[2].tolist() == requests[2]["token_ids"]
