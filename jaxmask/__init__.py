@@ -25,6 +25,7 @@ from jaxmask.received import rollout_from_csr, rollout_from_lists
 from jaxmask.recording import NewTokens
 from jaxmask.replay import Replay
 from jaxmask.rollout import Finish, Rollout
+from jaxmask.rollout_file import load_rollout, save_rollout
 from jaxmask.sampling import sample
 from jaxmask.streaming import stream
 from jaxmask.support import Support
@@ -52,6 +53,7 @@ __all__ = [
     "check_sampling_mask",
     "full_scores",
     "generate",
+    "load_rollout",
     "masked_log_probs",
     "prompt_logprobs",
     "rollout_from_csr",
@@ -61,6 +63,7 @@ __all__ = [
     "rollout_from_sglang",
     "rollout_from_vllm",
     "sample",
+    "save_rollout",
     "stream",
     "support_log_probs",
     "support_scores",
