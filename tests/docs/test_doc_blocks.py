@@ -51,8 +51,7 @@ SIZES = {"max_num_seqs": 4, "min_num_seqs": 4, "min_model_len": 256, "max_model_
 def folder(tmp_path_factory):
     """The folder that commands and code work in."""
     path = tmp_path_factory.mktemp("reader")
-    # Pages are read in a checkout, and some show what its examples hold.
-    (path / "demos").symlink_to(ROOT / "demos")
+    (path / "demos").symlink_to(ROOT / "demos")  # a reader is in a checkout, where these files lie
     with contextlib.chdir(path):
         yield path
 
