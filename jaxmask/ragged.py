@@ -108,7 +108,7 @@ def to_cells(
     cells = np.full((len(lengths), width), vocab_size, np.int32)
     fits = slots < width
     cells[rows[fits], slots[fits]] = ids[fits]
-    packed = _pack(ids, rows, (len(lengths), -(-vocab_size // 8))) if not fits.all() else None
+    packed = pack(ids, rows, (len(lengths), -(-vocab_size // 8))) if not fits.all() else None
     return cells, lengths.astype(np.int32), packed
 
 
@@ -137,6 +137,13 @@ def from_cells(
     return ids, offsets
 
 
+def pack(ids: Int[np.ndarray, " N"], rows: Int[np.ndarray, " N"], shape: tuple[int, int]) -> UInt[np.ndarray, "R P"]:
+    """Bits of rows: of each id, a bit in its row; bit j of byte i is id 8 i + j."""
+    packed = np.zeros(shape[0] * shape[1], np.uint8)
+    np.bitwise_or.at(packed, rows * shape[1] + (ids >> 3), (1 << (ids & 7)).astype(np.uint8))
+    return packed.reshape(shape)
+
+
 def nested(rows: Iterator[list[int]], shape: tuple[int, ...]) -> list[Any]:
     """The rows in turn, as lists nested like the axes of a shape; the next row itself where there are none."""
     return [nested(rows, shape[1:]) for _ in range(shape[0])] if shape else next(rows)
@@ -157,12 +164,6 @@ def _integers(name: str, row: list[int]) -> list[int]:
 def _refuse_outside(row: str, outside: list[int], vocab_size: int) -> None:
     if outside:
         raise ValueError(f"{row} holds ids {sorted(outside)} outside [0, {vocab_size}).")
-
-
-def _pack(ids: np.ndarray, rows: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    packed = np.zeros(shape[0] * shape[1], np.uint8)
-    np.bitwise_or.at(packed, rows * shape[1] + (ids >> 3), (1 << (ids & 7)).astype(np.uint8))
-    return packed.reshape(shape)
 
 
 def _unpack(packed: np.ndarray, rows: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:

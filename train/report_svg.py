@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
 
+from jaxmask.svg import Scale, linear_scale, log_ticks, nice_ticks, place, short_number
 from train.report_series import Chart, Line
 
 WIDTH, HEIGHT = 300.0, 170.0
@@ -19,9 +20,6 @@ NUM_SHADES = 20
 # Where the plot lies in the picture, for scripts that read it.
 PLOT = {"width": WIDTH, "left": LEFT, "right": WIDTH - RIGHT, "top": TOP, "bottom": HEIGHT - BOTTOM}
 
-# From a number, or an array of them, to places in the picture.
-Scale = Callable[[Any], Any]
-
 
 def curves(chart: Chart) -> Markup:
     """A chart as an <svg> element. A logarithmic one without a positive value is drawn on a plain axis."""
@@ -31,14 +29,14 @@ def curves(chart: Chart) -> Markup:
     positive = values[values > LOG_FLOOR]
     floor = float(positive.min()) if chart.is_log and len(positive) else None
     across, up = _across(np.concatenate([line.x for line in chart.lines])), _up(values, floor)
-    x, y_linear = _scale(*across, LEFT, WIDTH - RIGHT), _scale(*up, HEIGHT - BOTTOM, TOP)
+    x, y_linear = linear_scale(*across, LEFT, WIDTH - RIGHT), linear_scale(*up, HEIGHT - BOTTOM, TOP)
 
     def y(values: Any) -> Any:
         return y_linear(np.asarray(values) if floor is None else np.log10(np.maximum(values, floor)))
 
     parts = _y_axis(y_linear, up, floor, chart.reference) + _x_axis(x, across)
     if chart.reference is not None:
-        at = _number(float(y(chart.reference)))
+        at = place(float(y(chart.reference)))
         parts.append(f'<line class="ref" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{at}" y2="{at}"/>')
     parts += [_line(line, number, x, y) for number, line in enumerate(chart.lines)]
     logarithm = "" if floor is None else ' data-log=""'
@@ -63,17 +61,17 @@ def heat_map(title: str, steps: np.ndarray, shares: np.ndarray, labels: Sequence
     parts = []
     for shade in range(1, NUM_SHADES + 1):
         cells = (
-            f"M{_number(edges[column])} {_number(HEIGHT - BOTTOM - cell * (bucket + 1))}"
-            f"h{_number(edges[column + 1] - edges[column])}v{_number(cell)}H{_number(edges[column])}z"
+            f"M{place(edges[column])} {place(HEIGHT - BOTTOM - cell * (bucket + 1))}"
+            f"h{place(edges[column + 1] - edges[column])}v{place(cell)}H{place(edges[column])}z"
             for column, bucket in np.argwhere(shades == shade)
         )
         if path := "".join(cells):
             parts.append(f'<path class="heat" fill-opacity="{shade / NUM_SHADES:.2f}" d="{path}"/>')
     for bucket, label in enumerate(labels):
         at = HEIGHT - BOTTOM - cell * (bucket + 0.5) + 3
-        parts.append(f'<text x="{LEFT - 5:g}" y="{_number(at)}" text-anchor="end">{escape(label)}</text>')
+        parts.append(f'<text x="{LEFT - 5:g}" y="{place(at)}" text-anchor="end">{escape(label)}</text>')
     across = _across(steps)
-    parts += _x_axis(_scale(*across, LEFT, WIDTH - RIGHT), across)
+    parts += _x_axis(linear_scale(*across, LEFT, WIDTH - RIGHT), across)
     return _svg(title, parts)
 
 
@@ -104,22 +102,18 @@ def _up(values: np.ndarray, floor: float | None) -> tuple[float, float]:
     return (low if low == 0 else low - margin), high + margin
 
 
-def _scale(low: float, high: float, start: float, end: float) -> Scale:
-    return lambda values: start + (np.asarray(values) - low) / (high - low) * (end - start)
-
-
 def _y_axis(y: Scale, up: tuple[float, float], floor: float | None, reference: float | None) -> list[str]:
     parts = []
     for tick in nice_ticks(*up, 5) if floor is None else log_ticks(*up):
         at = float(y(tick if floor is None else math.log10(tick)))
-        parts.append(f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{_number(at)}" y2="{_number(at)}"/>')
-        parts.append(f'<text x="{LEFT - 5:g}" y="{_number(at + 3)}" text-anchor="end">{_label(tick, reference)}</text>')
+        parts.append(f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{place(at)}" y2="{place(at)}"/>')
+        parts.append(f'<text x="{LEFT - 5:g}" y="{place(at + 3)}" text-anchor="end">{_label(tick, reference)}</text>')
     return parts
 
 
 def _x_axis(x: Scale, across: tuple[float, float]) -> list[str]:
     return [
-        f'<text x="{_number(float(x(tick)))}" y="{HEIGHT - 6:g}" text-anchor="middle">{_short(tick)}</text>'
+        f'<text x="{place(float(x(tick)))}" y="{HEIGHT - 6:g}" text-anchor="middle">{short_number(tick)}</text>'
         for tick in nice_ticks(*across, 6)
         if tick % 1 == 0
     ]
@@ -131,7 +125,7 @@ def _line(line: Line, number: int, x: Scale, y: Scale) -> str:
         for run in _finite_runs(line.low + line.high):
             edge = [*zip(across[run], y(line.high[run]), strict=True)]
             edge += [*zip(across[run], y(line.low[run]), strict=True)][::-1]
-            corners = " ".join(f"{_number(a)},{_number(b)}" for a, b in edge)
+            corners = " ".join(f"{place(a)},{place(b)}" for a, b in edge)
             parts.append(f'<polygon class="band c{number % 5}" points="{corners}"/>')
     if line.raw is not None:
         parts += [
@@ -149,7 +143,7 @@ def _line(line: Line, number: int, x: Scale, y: Scale) -> str:
 
 def _points(across: np.ndarray, heights: np.ndarray) -> list[list[str]]:
     """The corners of each stretch of finite values."""
-    pairs = [f"{_number(a)},{_number(b)}" for a, b in zip(across, heights, strict=True)]
+    pairs = [f"{place(a)},{place(b)}" for a, b in zip(across, heights, strict=True)]
     return [pairs[run] for run in _finite_runs(heights)]
 
 
@@ -159,38 +153,9 @@ def _finite_runs(values: np.ndarray) -> list[slice]:
     return [slice(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
 
 
-def nice_ticks(low: float, high: float, num: int) -> list[float]:
-    """About `num` round values from `low` to `high`: multiples of 1, 2 or 5 times a power of ten."""
-    rough = (high - low) / num
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-    return [float(f"{number * step:.12g}") for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Round values from 10^low to 10^high: powers of ten, or what lies between where there are fewer than two."""
-    powers = range(math.ceil(low), math.floor(high) + 1)
-    if len(powers) >= 2:
-        return [10.0**power for power in powers[:: math.ceil(len(powers) / 5)]]
-    found = [factor * 10.0**power for power in range(math.floor(low), math.ceil(high)) for factor in (1, 2, 5)]
-    found = [tick for tick in found if low <= math.log10(tick) <= high]
-    return found if len(found) > 2 else nice_ticks(10.0**low, 10.0**high, 4)
-
-
 def _label(tick: float, reference: float | None) -> str:
     """The tick, as a difference where it nearly is the reference: 1+1e-7."""
     if reference is None or not 0 < abs(tick - reference) < 1e-3 * abs(reference):
-        return _short(tick)
+        return short_number(tick)
     sign = "+" if tick > reference else "\u2212"
-    return f"{_short(reference)}{sign}{_short(float(f'{abs(tick - reference):.3g}'))}"
-
-
-def _short(value: float) -> str:
-    if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
-        mantissa, exponent = f"{value:.1e}".split("e")
-        return f"{float(mantissa):g}e{int(exponent)}"
-    return f"{value / 1000:g}k" if abs(value) >= 1e4 else f"{value:.8g}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
+    return f"{short_number(reference)}{sign}{short_number(float(f'{abs(tick - reference):.3g}'))}"

@@ -2,3 +2,10 @@
 
 On the host, with NumPy alone, block by block: a file may be larger than the memory.
 """
+
+from jaxmask.audit.auditing import Audit, audit, audit_rollout
+from jaxmask.audit.files import FORMS, UnreadableError
+from jaxmask.audit.finding import Finding, Place, Severity
+from jaxmask.audit.statistics import Statistics
+
+__all__ = ["FORMS", "Audit", "Finding", "Place", "Severity", "Statistics", "UnreadableError", "audit", "audit_rollout"]

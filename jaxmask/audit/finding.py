@@ -40,6 +40,7 @@ class Finding:
       title: what is wrong, in one sentence.
       remedy: what to do about it.
       count: how often it was seen.
+      num_rows: rows in which it was seen.
       worst: some of the places, worst first.
     """
 
@@ -48,4 +49,5 @@ class Finding:
     title: str
     remedy: str
     count: int
+    num_rows: int
     worst: tuple[Place, ...]

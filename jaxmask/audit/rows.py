@@ -19,12 +19,18 @@ class Setting:
       top_k: as asked for; 0 or -1 for none.
       top_p: as asked for; 1 for none.
       min_p: as asked for; 0 for none.
+      stop_token_ids: ids that end the row, besides those of its model.
+      ignore_eos: whether the model's own stop ids do not end it.
+      asks_for_logprobs: whether log-probabilities were asked for.
     """
 
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    asks_for_logprobs: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +77,8 @@ class Rows:
       malformed: what had no place in the arrays.
       groups: an equal number for rows of one prompt; -1: not known.
       num_bytes: what the block took in the file.
+      vocab_size: number of ids, V, where the file says so; None where it does not.
+      prompt_lengths: tokens of each row's prompt; -1: not known. None: nowhere.
     """
 
     names: tuple[str, ...]
@@ -90,6 +98,8 @@ class Rows:
     malformed: tuple[Malformed, ...] = ()
     groups: Int[np.ndarray, " R"] | None = None
     num_bytes: int = 0
+    vocab_size: int | None = None
+    prompt_lengths: Int[np.ndarray, " R"] | None = None
 
     @property
     def row_of_token(self) -> Int[np.ndarray, " N"]:

@@ -1,0 +1,75 @@
+"""What a completion was sampled with and from, as far as the request beside it says."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxmask.audit.rows import Setting
+from jaxmask.audit.values import WHOLE_ROW, Problem, is_row, shown
+
+# What both vLLM's token endpoint and SGLang's take where a request is silent.
+SILENT = Setting(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+# vLLM, sampling_params.py: _MAX_TEMP.
+MIN_TEMPERATURE = 0.01
+
+
+def setting_of(params: Any, problems: list[Problem], *, silent: Setting, field: str = "sampling_params") -> Setting:
+    """The settings in a request's parameters; those of `silent` where it does not name them.
+
+    Args:
+      params: a mapping; None where there is none.
+      problems: those found are added here.
+      silent: what holds for parameters that are left out or null.
+      field: what the parameters are called, for problems.
+    """
+    if params is None:
+        return silent
+    if not isinstance(params, Mapping):
+        problems.append(Problem(WHOLE_ROW, field, f"{shown(params)} stands where an object should"))
+        return silent
+    given: dict[str, Any] = {}
+    for name in ("temperature", "top_k", "top_p", "min_p"):
+        value = params.get(name)
+        kinds = (int,) if name == "top_k" else (int, float)
+        if value is not None and (type(value) not in kinds or abs(value) >= 2**63):
+            problems.append(Problem(WHOLE_ROW, f"{field}.{name}", f"{shown(value)} stands where a number should"))
+        elif value is not None:
+            given[name] = value if name == "top_k" else float(value)
+    return dataclasses.replace(silent, **given, **_ends(params))
+
+
+def _ends(params: Mapping[str, Any]) -> dict[str, Any]:
+    """What ends a completion, and whether log-probabilities were asked for, where that is said as it should be."""
+    stop_ids = params.get("stop_token_ids")
+    is_ids = isinstance(stop_ids, list) and set(map(type, stop_ids)) <= {int}
+    return {
+        "stop_token_ids": tuple(stop_ids) if isinstance(stop_ids, list) and is_ids else (),
+        "ignore_eos": params.get("ignore_eos") is True,
+    }
+
+
+def raised(setting: Setting) -> Setting:
+    """The setting as vLLM and our server take it: a temperature above 0 is at least 0.01."""
+    temperature = setting.temperature
+    if temperature is not None and 0 < temperature < MIN_TEMPERATURE:
+        return dataclasses.replace(setting, temperature=MIN_TEMPERATURE)
+    return setting
+
+
+def prompt_key(token_ids: Any) -> Hashable:
+    """Something equal for equal prompts; None for what is no prompt's ids."""
+    if not is_row(token_ids) or len(token_ids) == 0:
+        return None
+    if isinstance(token_ids, list) and not set(map(type, token_ids)) <= {int}:
+        return None
+    try:
+        ids = np.asarray(token_ids).astype(np.int64)
+    except (OverflowError, ValueError):
+        return None
+    # A digest: all prompts of a file are kept, and some are long.
+    return hashlib.blake2b(ids.tobytes(), digest_size=16).digest()
