@@ -23,7 +23,6 @@ HOME = "https://github.com/jaxmask/jaxmask"
 ADDRESS = "http://127.0.0.1:8000"
 # What a run of several processes is told besides; `--print-config` is for one.
 OF_PROCESSES = re.compile(r"--(coordinator|num-processes|process-id|out)[ =]\S+|--distributed")
-VLLM_ONLY = ("--enable-scale-out",)
 VARIABLE = re.compile(r"\$\{[^}]*\}|\$\w+")
 
 
@@ -167,12 +166,6 @@ class Shell:
         words = [str(self.file()) if re.search(r"\.(jsonl|json|npz|gz)$", word) else word for word in rest]
         with contextlib.chdir(self.folder):
             assert main(words) in (0, 1), rest
-
-    def vllm(self, rest):
-        """Its server; our own knows the options, but for those that only vLLM needs."""
-        kind, *options = rest
-        assert kind == "serve", rest
-        self.serve([word for word in options if word not in VLLM_ONLY])
 
     def curl(self, rest):
         """The request, answered with 200."""
