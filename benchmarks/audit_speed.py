@@ -1,4 +1,6 @@
-"""How fast and in how much memory a file of a million tokens is read: python benchmarks/audit_speed.py --form vllm
+"""How fast and in how much memory a file of a million tokens is audited: python benchmarks/audit_speed.py --form vllm
+
+With --read, it is only read.
 
 Rows of one line each, as an engine would answer them; a support holds 8 ids on average, as real ones do, and 46 % hold
 one. The file is written first, by another process, so that its memory does not count here.
@@ -17,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxmask.audit import files
+from jaxmask.audit import audit, files
 
 VOCAB_SIZE = 151_936
 FORMS = ("vllm", "vllm-base64", "sglang", "prime-rl", "prime-rl-base64", "miles", "miles-base64", "rollout")
@@ -29,6 +31,7 @@ def main() -> None:
     options.add_argument("--tokens", type=int, default=1_000_000)
     options.add_argument("--length", type=int, default=1000, help="tokens of a row")
     options.add_argument("--file", type=Path, help="where to write the file, which is kept; a temporary one by default")
+    options.add_argument("--read", action="store_true", help="read it only, and check nothing")
     options.add_argument("--write", action="store_true", help="write it, and do no more")
     given = options.parse_args()
     if given.write:
@@ -38,10 +41,26 @@ def main() -> None:
         path = given.file or Path(folder) / f"rollouts.{'npz' if given.form == 'rollout' else 'jsonl'}"
         made = ("--form", given.form, "--tokens", str(given.tokens), "--length", str(given.length))
         subprocess.run([sys.executable, __file__, *made, "--file", str(path), "--write"], check=True)
-        measure(path, given.form)
+        measure_reading(path, given.form) if given.read else measure(path, given.form)
 
 
 def measure(path: Path, form: str) -> None:
+    """The whole command but for the start of Python and JAX, with all of its reports."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin, begin_cpu = time.perf_counter(), time.process_time()
+    result = audit(path, vocab_size=VOCAB_SIZE)
+    reports = len(result.to_text()) + len(result.to_html()) + len(json.dumps(result.to_dict()))
+    seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - begin_cpu
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(
+        f"{form}, {result.statistics.num_tokens} tokens in {result.statistics.num_rows} rows, "
+        f"{result.statistics.sizes.mean:.1f} ids each, {path.stat().st_size / 1e6:.0f} MB, {result.verdict}: "
+        f"{seconds:.1f} s ({cpu_seconds:.1f} s of a core), peak {peak / 1024:.0f} MiB ({before / 1024:.0f} before), "
+        f"{reports / 1e3:.0f} kB of reports"
+    )
+
+
+def measure_reading(path: Path, form: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begin, begin_cpu = time.perf_counter(), time.process_time()
     reading = files.read(path)
@@ -74,7 +93,11 @@ def write(form: str, path: Path, num_rows: int, length: int) -> None:
 def row(random: np.random.Generator, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Tokens, ids of supports, sizes and log-probabilities."""
     sizes = np.where(random.random(length) < 0.46, 1, 2 + random.geometric(1 / 12, length))
-    ids = random.integers(0, VOCAB_SIZE, int(sizes.sum()))
+    sizes = np.minimum(sizes, 50)
+    # Ascending from a random id, by random steps.
+    begins = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    steps = np.cumsum(random.integers(1, 1000, int(sizes.sum())))
+    ids = np.repeat(random.integers(0, VOCAB_SIZE - 50 * 1000, length), sizes) + steps - steps[begins]
     tokens = ids[np.cumsum(sizes) - 1]
     logprobs = np.where(sizes == 1, 0.0, -random.random(length)).astype(np.float32).astype(np.float64)
     return tokens, ids, sizes, logprobs
@@ -90,7 +113,8 @@ def record(form: str, tokens: np.ndarray, ids: np.ndarray, sizes: np.ndarray, lo
     supports = [part.tolist() for part in np.split(ids, offsets[1:-1])]
     token_ids, values = tokens.tolist(), logprobs.tolist()
     params = {"temperature": 1.0, "top_k": 50, "top_p": 0.97}
-    prompt = [1, 2, 3]
+    # As they are told apart: rows of one prompt would be of one group.
+    prompt = [int(token_id) for token_id in token_ids[:3]]
     if form.startswith("prime-rl"):
         mask = {"ids": packed(ids, "<i4"), "counts": packed(np.concatenate([[0] * 3, sizes]), "<i4")}
         flags, temperatures = [False] * 3 + [True] * len(token_ids), [1.0] * (3 + len(token_ids))
@@ -104,7 +128,7 @@ def record(form: str, tokens: np.ndarray, ids: np.ndarray, sizes: np.ndarray, lo
         lengths = {"response_length": len(token_ids), "loss_mask": [1] * len(token_ids)}
         return {"tokens": prompt + token_ids, **lengths, "rollout_log_probs": packed(logprobs, "<f4"), **mask}
     if form == "sglang":
-        triples = [[value, token, None] for value, token in zip(values, token_ids, strict=True)]
+        triples = [[value - 0.05, token, None] for value, token in zip(values, token_ids, strict=True)]
         more = {"output_token_sampling_mask": supports, "output_token_sampling_logprobs": values}
         answer = {"output_ids": token_ids, "meta_info": {"output_token_logprobs": triples, **more}}
         return {"request": {"input_ids": prompt, "sampling_params": params}, "response": answer}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-if os.environ.get("JAXMASK_TESTS_UNOPTIMIZED"):
+if os.environ.get("JAXMASK_TESTS_UNOPTIMIZED") == "1":
     os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
     # XLA had two ways to make code of a fusion, and ends at a flag it does not know; the one left is the slow one.
     if importlib.metadata.version("jaxlib").startswith("0.10."):
@@ -19,6 +19,9 @@ import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# `make test` runs some tests without XLA's optimizers ("1"), and then the others ("0"); else all run with them.
+OPTIMIZERS_OFF = os.environ.get("JAXMASK_TESTS_UNOPTIMIZED", "")
 
 # Files that take longest, which therefore begin first: what is left for the end is short, and no process waits long.
 LONGEST = (
@@ -35,8 +38,18 @@ LONGEST = (
 )
 
 
-def pytest_collection_modifyitems(items):
-    """The tests of the longest files first; those of a file stay together."""
+def pytest_collection_modifyitems(config, items):
+    """The tests of the longest files first; those of a file stay together. Files that hold both kinds run in halves."""
+    halves = {item.path for item in items if item.get_closest_marker("unoptimized")}
+    if OPTIMIZERS_OFF and halves:
+        wanted = OPTIMIZERS_OFF == "1"
+        left = [
+            item
+            for item in items
+            if item.path in halves and (item.get_closest_marker("unoptimized") is not None) != wanted
+        ]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
 

@@ -3,11 +3,14 @@
 import html.parser
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jaxmask.audit import audit
+from jaxmask.audit.across import across_checks
+from jaxmask.audit.checks import CHECKS
 from jaxmask.audit.finding import Finding, Place, Severity
 from jaxmask.audit.outcome import Source
 from tests.planted_faults import FAULTS
@@ -196,6 +199,15 @@ def test_the_worst_are_shown_first_and_the_rest_counted(tmp_path):
 def test_options_are_checked(tmp_path, options, text):
     with pytest.raises(ValueError, match=text):
         audit(written(tmp_path, good_rows(), "vllm"), **options)
+
+
+def test_the_documentation_lists_every_code():
+    page = (Path(__file__).parents[1] / "docs/audit.md").read_text()
+    errors, _, warnings = page.partition("## Errors")[2].partition("## Warnings")
+    for severity, part in ((Severity.ERROR, errors), (Severity.WARNING, warnings.partition("\n## ")[0])):
+        listed = re.findall(r"^\| `([a-z0-9-]+)` \| (.*) \|$", part, re.MULTILINE)
+        expected = [(one.code, one.title) for one in (*CHECKS, *across_checks()) if one.severity is severity]
+        assert [one for one in listed if one[0] != "one-id-only"] == expected
 
 
 def test_no_file_is_no_audit():

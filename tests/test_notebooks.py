@@ -33,7 +33,7 @@ TOLD = {
     },
     "02_sampler_and_supports": {
         "num_compiled": (0, 0),
-        "one_id_share": (0.1, 0.9),
+        "one_id_share": (0.05, 0.2),
         "counts.max()": (2, 50),
         "answers[0].outputs[0].sampling_mask.counts.mean()": (1, 8),
         "answers[3].outputs[0].sampling_mask.counts.max()": (5, 5),

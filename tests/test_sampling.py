@@ -13,6 +13,9 @@ from scipy import stats
 
 from jaxmask import History, Sample, SamplingBatch, SamplingParams, sample
 
+# Against an oracle, within a tolerance or in law: other tests ask for the same bits of several programs.
+UNOPTIMIZED = pytest.mark.unoptimized
+
 
 def draw(logits, params, *, width, vocab_size=None, **options) -> Sample:
     logits = np.atleast_2d(np.asarray(logits, np.float32))
@@ -77,12 +80,12 @@ def assert_same_rows(a: Sample, b: Sample) -> None:
 # All columns: V <= 2 width + 32. Otherwise top-k rows go through candidate columns while top_k <= ceil(V / 64) and the
 # ties fit, and every other row through bisection of the whole row. 18,000 rows in all.
 GRID = [
-    pytest.param(1, 4, 1000, id="one id"),
+    pytest.param(1, 4, 1000, id="one id", marks=UNOPTIMIZED),
     pytest.param(7, 3, 3750, id="V is not a multiple of 8"),
-    pytest.param(8, 8, 3750, id="width = V"),
-    pytest.param(9, 4, 3750, id="one past a byte"),
+    pytest.param(8, 8, 3750, id="width = V", marks=UNOPTIMIZED),
+    pytest.param(9, 4, 3750, id="one past a byte", marks=UNOPTIMIZED),
     pytest.param(257, 8, 3000, id="5 chunks"),
-    pytest.param(257, 113, 3000, id="257 in all columns"),
+    pytest.param(257, 113, 3000, id="257 in all columns", marks=UNOPTIMIZED),
     pytest.param(5003, 32, 500, id="79 chunks", marks=pytest.mark.slow),
 ]
 
@@ -173,6 +176,7 @@ def hand_computed_supports() -> Sample:
     return draw(logits, [SamplingParams(seed=1, **params) for _, params, _ in cases], width=8)
 
 
+@UNOPTIMIZED
 @pytest.mark.parametrize(
     ("row", "support"),
     [pytest.param(row, case.values[2], id=case.id) for row, case in enumerate(HAND_COMPUTED_SUPPORTS)],
@@ -219,6 +223,7 @@ def hand_computed_log_probs() -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(drawn.token_ids).reshape(-1, count), np.asarray(drawn.logprobs).reshape(-1, count)
 
 
+@UNOPTIMIZED
 @pytest.mark.parametrize(
     ("row", "expected"),
     [pytest.param(row, case.values[2], id=case.id) for row, case in enumerate(HAND_COMPUTED_LOG_PROBS)],
@@ -231,6 +236,7 @@ def test_hand_computed_log_probs(row, expected):
         assert logprob == pytest.approx(expected[int(token)], abs=tolerances.LOGPROB)
 
 
+@UNOPTIMIZED
 def test_a_tiny_temperature_in_half_precision_stays_finite():
     """P11: scaled logits beyond float16."""
     with pytest.warns(UserWarning, match="raised to"):
@@ -471,6 +477,7 @@ RAW, PROCESSED = (
 )
 
 
+@UNOPTIMIZED
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "expected"), [*RAW.items(), *PROCESSED.items()])
 def test_the_four_log_prob_modes(mode, expected):
@@ -496,6 +503,7 @@ def test_the_four_log_prob_modes(mode, expected):
             assert np.isneginf(value)
 
 
+@UNOPTIMIZED
 def test_all_edits_and_filters_in_order():
     """P27."""
     params = SamplingParams(
@@ -566,6 +574,7 @@ def draws(batch: SamplingBatch, step) -> np.ndarray:
     return np.asarray(sample(logits, batch, step=step, width=12).token_ids)
 
 
+@UNOPTIMIZED
 def test_draws_follow_the_exact_probabilities():
     """Chi-square of 44 settings, 20,000 seeds each, at a false-alarm rate of 1e-6 together; none outside a support."""
     assert len(DRAWS) == 44
@@ -599,6 +608,7 @@ def draws_of_paths(width: int) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(drawn.token_ids).reshape(2, num_draws), np.exp(oracle.log_probs(truth.z, truth.keep()))
 
 
+@UNOPTIMIZED
 @pytest.mark.parametrize(
     ("width", "row"),
     [
@@ -612,6 +622,7 @@ def test_draws_on_each_path(width, row):
     assert chi_square(tokens[row], probabilities[row]) > tolerances.FALSE_ALARM
 
 
+@UNOPTIMIZED
 def test_successive_positions_of_one_seed_are_independent_draws():
     # As many rows as above, so that it is the same program.
     num_draws = len(DRAWS) * NUM_DRAWS
@@ -624,6 +635,7 @@ def test_successive_positions_of_one_seed_are_independent_draws():
     assert chi_square(pairs, np.outer(p, p).reshape(-1)) > tolerances.FALSE_ALARM
 
 
+@UNOPTIMIZED
 @pytest.mark.slow
 def test_improbable_ids_are_never_drawn():
     """P26: an id of probability exp(-1e5), and ids outside a support, in 24,000 draws each."""
@@ -681,6 +693,7 @@ def any_request(rng: np.random.Generator, is_edited: bool) -> SamplingParams:
     return SamplingParams(**filters, **{name: edits[name] for name in chosen})
 
 
+@UNOPTIMIZED
 @pytest.mark.slow
 def test_200_steps_of_changing_requests_compile_nothing(compiles):
     """P72: other values, rows that join and leave, edits that come and go; a batch made `like` the widest one."""

@@ -84,6 +84,8 @@ def collective_sizes(text: str) -> list[int]:
 
 
 SLOW = pytest.mark.slow
+# How the sharding is said or found; the bits of cut rows and columns under XLA's usual flags are asked for beside it.
+UNOPTIMIZED = pytest.mark.unoptimized
 WITHIN, BYTES = VOCABULARIES
 # Rows, slices of the vocabulary, how the slices end, and what is reported: tokens, supports and bits are the same in
 # every mode, so no mode needs a cut of its own; raw logits are the first half of raw log-probabilities. Every program
@@ -152,6 +154,7 @@ def test_inside_shard_map():
     assert_same(jax.jit(run)(logits, batch, history), on_one_device(*sizes))
 
 
+@UNOPTIMIZED
 @SLOW
 def test_rows_alone_inside_shard_map_need_no_word():
     sizes = VOCABULARIES["slices of whole bytes"]
@@ -178,6 +181,7 @@ def test_rows_need_not_divide():
     assert_same(drawn, expected)
 
 
+@UNOPTIMIZED
 @SLOW
 def test_on_a_mesh_of_explicit_axes_the_sharding_is_seen():
     sizes = VOCABULARIES["slices of whole bytes"]
@@ -193,6 +197,7 @@ def test_on_a_mesh_of_explicit_axes_the_sharding_is_seen():
         assert_same(said, on_one_device(*sizes))
 
 
+@UNOPTIMIZED
 @SLOW
 @pytest.mark.parametrize(
     ("sizes", "uses"),

@@ -80,8 +80,7 @@ def not_over_support(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
     is_raw = np.zeros(len(values), np.bool_)
     if block.logit_values is not None:
         expected = block.logit_values.kept
-        for raw in (block.logit_values.full, block.logit_values.full_at_one):
-            is_raw |= is_usable & ~same(values, expected, block.tolerance) & same(values, raw, block.tolerance)
+        is_raw = is_usable & _is_raw(values, block.logit_values, block.tolerance)
 
     def detail(token: int) -> str:
         if is_certain[token]:
@@ -183,6 +182,13 @@ def _differs(block: Block, values: LogitValues, is_open: Bool[np.ndarray, " N"])
     """Which tokens have a log-probability that is not the one of the logits."""
     is_off = ~np.isnan(values.kept) & ~same(block.rows.logprobs, values.kept, block.tolerance)
     return _usable(block, is_open) & is_off
+
+
+def _is_raw(given: Float[np.ndarray, " N"], values: LogitValues, tolerance: float) -> Bool[np.ndarray, " N"]:
+    """Which are those over the vocabulary, at their temperature or at 1, and not those over the support as well."""
+    pairs = ((values.full, values.kept), (values.full_at_one, values.kept_at_one))
+    is_raw = [same(given, full, tolerance) & ~same(given, kept, tolerance) for full, kept in pairs]
+    return (is_raw[0] | is_raw[1]) & ~same(given, values.kept, tolerance)
 
 
 def _from_logits(block: Block, values: LogitValues, is_found: Bool[np.ndarray, " N"]) -> Marks:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+import tomllib
 
 import httpx
 import openai
@@ -50,6 +51,7 @@ SIZES = {"max_num_seqs": 4, "min_num_seqs": 4, "min_model_len": 256, "max_model_
 def folder(tmp_path_factory):
     """The folder that commands and code work in."""
     path = tmp_path_factory.mktemp("reader")
+    (path / "demos").symlink_to(ROOT / "demos")  # a reader is in a checkout, where these files lie
     with contextlib.chdir(path):
         yield path
 
@@ -119,6 +121,11 @@ def test_a_block_runs(block, request):
         run_python(block.code, block.place, request)
     elif block.language == "bash":
         request.getfixturevalue("shell").check(block.code)
+    elif block.language == "console":
+        lines = [line.removeprefix("$ ") for line in block.code.splitlines() if line.startswith("$ ")]
+        request.getfixturevalue("shell").check("\n".join(lines))
+    elif block.language == "toml":
+        tomllib.loads(block.code)
     elif block.language == "yaml":
         request.getfixturevalue("shell").check_yaml(block.code)
     elif block.language == "json":
