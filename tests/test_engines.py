@@ -3,6 +3,7 @@
 `vllm_edited.jsonl` holds real exchanges with vLLM 0.32 (tests/data/make_vllm_tiny.py).
 """
 
+import base64
 import copy
 import json
 from pathlib import Path
@@ -24,6 +25,7 @@ from jaxmask import (
     rollout_from_vllm,
     support_scores,
 )
+from jaxmask.audit import files
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "demos" / "interop" / "vllm_tiny"
@@ -344,3 +346,47 @@ def test_what_is_missing_or_wrong_is_named(form, path, value, message):
     with pytest.raises(ValueError) as error:
         read(given)
     assert str(error.value) == message
+
+
+def as_json(value):
+    """Arrays as lists, and bytes as prime-rl's records have them in JSON."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dict):
+        return {name: as_json(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(one) for one in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def lines_of(form):
+    """The lines of a file of each form, and the rollout that the strict reader makes of the same values."""
+    if form == "vllm":
+        requests, responses = exchanges(EDITED)
+        found = rollout_from_vllm(requests, responses, vocab_size=512)
+        return EDITED.read_text().splitlines(), found
+    if form == "sglang":
+        requests, responses = of_sglang()
+        pairs = zip(requests, responses, strict=True)
+        lines = [{"request": request, "status": 200, "response": response} for request, response in pairs]
+        return [json.dumps(line) for line in lines], rollout_from_sglang(requests, responses, **SHAPES)
+    if form == "prime-rl":
+        return [json.dumps(as_json(one)) for one in of_prime_rl()], rollout_from_prime_rl(of_prime_rl(), **SHAPES)
+    return [json.dumps(as_json(of_miles()))], rollout_from_miles(of_miles(), temperature=0.5, **SHAPES)
+
+
+@pytest.mark.parametrize("form", ["vllm", "sglang", "prime-rl", "miles"])
+def test_an_audit_reads_the_same_rows(form, tmp_path):
+    """Two readers of each form, a strict one and one that takes anything: what is whole, they see alike."""
+    lines, rollout = lines_of(form)
+    (tmp_path / "rollouts.jsonl").write_text("\n".join(lines) + "\n")
+    (rows,) = files.read(tmp_path / "rollouts.jsonl")
+    is_token = np.asarray(rollout.token_mask)
+    assert rows.malformed == ()
+    assert rows.lengths.tolist() == rollout.lengths.tolist()
+    assert rows.token_ids.tolist() == np.asarray(rollout.token_ids)[is_token].tolist()
+    np.testing.assert_array_equal(rows.logprobs.astype(np.float32), np.asarray(rollout.logprobs)[is_token])
+    supports = np.split(rows.support_ids, np.cumsum(rows.support_sizes)[:-1])
+    expected_supports = [ids for row in rollout.support.to_lists() for ids in row if ids]
+    assert [sorted(ids.tolist()) for ids in supports] == expected_supports
+    assert rows.trains.tolist() == np.asarray(rollout.loss_mask)[is_token].tolist()
