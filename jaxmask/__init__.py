@@ -8,6 +8,12 @@ from jaxmask.batch import SamplingBatch
 from jaxmask.checks import check_engine, check_sampling_mask
 from jaxmask.draft_model import DraftModel
 from jaxmask.drawn import Sample, TopLogprobs
+from jaxmask.engines import (
+    rollout_from_miles,
+    rollout_from_prime_rl,
+    rollout_from_sglang,
+    rollout_from_vllm,
+)
 from jaxmask.generate import generate
 from jaxmask.history import History
 from jaxmask.params import SamplingParams
@@ -52,6 +58,10 @@ __all__ = [
     "prompt_logprobs",
     "rollout_from_csr",
     "rollout_from_lists",
+    "rollout_from_miles",
+    "rollout_from_prime_rl",
+    "rollout_from_sglang",
+    "rollout_from_vllm",
     "sample",
     "save_rollout",
     "stream",

@@ -1,4 +1,5 @@
-"""Supports and log-probabilities as they travel: the forms in which vLLM hands them out.
+"""Supports and log-probabilities as they travel: sparse rows (vLLM, prime-rl, Miles), padded cells (NeMo-RL, SkyRL),
+dicts of log-probabilities. Nested lists are `Support.from_lists` and `Support.to_lists`.
 
 Host arrays only; how they are serialised is the caller's choice.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -43,7 +44,7 @@ def from_csr(
     *,
     width: int | None = None,
 ) -> Support:
-    """The supports [R] of compressed sparse rows.
+    """The supports [R] of compressed sparse rows. Counts become offsets as numpy.cumsum([0, *counts]).
 
     Args:
       token_ids: ids in [0, V) of the rows one after another; in any order within a row, without repeats.
@@ -62,6 +63,77 @@ def from_csr(
     cells, counts, packed = ragged.to_cells(ids, lengths, vocab_size, width)
     bits = None if packed is None else jnp.asarray(packed)
     return Support(jnp.asarray(cells), jnp.asarray(counts), bits, vocab_size)
+
+
+def to_padded(
+    support: Support | RaggedSupport, *, fill: int = -1, width: int | None = None
+) -> tuple[Int[np.ndarray, "*B K"], Int[np.ndarray, "*B"]]:
+    """Ids of each support in cells (int32), ascending, then `fill`; and how many they are (int32).
+
+    In: supports [[4, 9], [7]], width 3  Out: [[4, 9, -1], [7, -1, -1]] and [2, 1]
+
+    Args:
+      support: of any leading axes; rows wider than the compact cells are whole.
+      fill: what unused cells hold: -1 (SkyRL), or 0 where the counts tell (NeMo-RL).
+      width: cells per support, K; the longest row by default, at least 1.
+
+    Raises:
+      ValueError: a row has more ids than `width`, or a count that its cells and its packed bits do not hold.
+    """
+    token_ids, offsets = to_csr(support)
+    counts = np.diff(offsets)
+    longest = int(counts.max(initial=1))
+    width = longest if width is None else check_count("width", width)
+    if longest > width:
+        raise ValueError(f"support of row {int(counts.argmax())} holds {longest} ids, more than width={width}.")
+    cells = np.full((len(counts), width), fill, np.int32)
+    cells[np.arange(width) < counts[:, None]] = token_ids
+    return cells.reshape(*support.shape, width), counts.astype(np.int32).reshape(support.shape)
+
+
+def from_padded(
+    token_ids: Integer[np.ndarray, "*B K"] | Sequence[Any],
+    vocab_size: int,
+    *,
+    counts: Integer[np.ndarray, "*B"] | Sequence[Any] | None = None,
+    width: int | None = None,
+) -> Support:
+    """The supports [*B] of padded cells.
+
+    Args:
+      token_ids: ids of each support, in any order and without repeats, then padding.
+      vocab_size: number of ids, V, at least 1.
+      counts: ids of each support, in [0, K]; None: all up to the first negative cell.
+      width: compact cells per row, as in `from_csr`.
+
+    Raises:
+      ValueError: no integers; counts of another shape or outside [0, K]; without counts, an id behind padding; and what
+        `from_csr` refuses. Rows are counted over the flattened leading axes.
+    """
+    cells = np.asarray(token_ids)
+    if cells.ndim < 1 or cells.dtype.kind not in "iu":
+        raise ValueError(f"token_ids must be integers with a last axis of cells, got {cells.dtype} {cells.shape}.")
+    flat = cells.reshape(-1, cells.shape[-1])
+    sizes = (flat >= 0).sum(axis=1) if counts is None else _sizes(np.asarray(counts), cells.shape)
+    is_id = np.arange(flat.shape[1]) < sizes[:, None]
+    is_late = (is_id & (flat < 0)).any(axis=1)
+    if counts is None and is_late.any():
+        row = int(is_late.argmax())
+        raise ValueError(f"support of row {row} has ids behind padding: {flat[row].tolist()}.")
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    return from_csr(flat[is_id], offsets, vocab_size, width=width).reshape(*cells.shape[:-1])
+
+
+def _sizes(counts: np.ndarray, shape: tuple[int, ...]) -> Int[np.ndarray, " R"]:
+    """The ids of each row of cells of this shape."""
+    if counts.shape != shape[:-1] or counts.dtype.kind not in "iu":
+        raise ValueError(f"counts must be integers of shape {shape[:-1]}, got {counts.dtype} of {counts.shape}.")
+    sizes = counts.reshape(-1).astype(np.int64)
+    is_wrong = (sizes < 0) | (sizes > shape[-1])
+    if is_wrong.any():
+        row = int(is_wrong.argmax())
+        raise ValueError(f"count of row {row} must be in [0, {shape[-1]}], got {sizes[row]}.")
+    return sizes
 
 
 class Logprob(NamedTuple):

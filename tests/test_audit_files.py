@@ -1,5 +1,6 @@
 """Every form of rollouts reads back to the same rows, and no file makes a reader fail."""
 
+import dataclasses
 import functools
 import gzip
 import json
@@ -77,6 +78,8 @@ def test_a_good_file_reads_back(tmp_path, variant):
     assert rows.trains.all()
     assert rows.num_bytes > 0
     settings = Setting(0.8, 24, 0.9, 0.002) if variant.has_settings else Setting()
+    if variant.has_settings and variant.form == "vllm":
+        settings = dataclasses.replace(settings, asks_for_logprobs=True)
     if variant.form == "prime-rl":
         settings = Setting(temperature=0.8)
     assert rows.settings == (settings,) * len(ROWS)
@@ -102,8 +105,8 @@ def test_real_answers_of_vllm():
     assert rows.lengths[rows.names.index("vllm_responses_tiny.jsonl:5")] == 14
     several = [name for name in rows.names if ":10, choice" in name]
     assert several == [f"vllm_responses_tiny.jsonl:10, choice {index}" for index in (0, 1)]
-    assert rows.settings[2] == Setting(1.3, 200, 0.6, 0.02)
-    assert rows.settings[10] == Setting(0.6, 100, 0.97, 0.0)
+    assert rows.settings[2] == Setting(1.3, 200, 0.6, 0.02, asks_for_logprobs=True)
+    assert rows.settings[10] == Setting(0.6, 100, 0.97, 0.0, asks_for_logprobs=False)
     assert rows.groups[3:6].tolist() == [3, 3, 3]
     keys = rows.token_of_id * 512 + rows.support_ids
     assert np.isin(np.arange(len(rows.token_ids)) * 512 + rows.token_ids, keys).all()
@@ -128,7 +131,8 @@ def test_a_temperature_is_raised_as_vllm_does(tmp_path):
         record["request"]["sampling_params"] = {"temperature": value}
     write_lines(tmp_path / "a.jsonl", records)
     found = read_whole(tmp_path / "a.jsonl").settings
-    assert found == tuple(Setting(temperature, 0, 1.0, 0.0) for temperature in (0.0, 0.01, 0.02))
+    raised = [Setting(temperature, 0, 1.0, 0.0, asks_for_logprobs=False) for temperature in (0.0, 0.01, 0.02)]
+    assert found == tuple(raised)
 
 
 def test_a_greedy_request_of_sglang_takes_one_id(tmp_path):

@@ -130,7 +130,7 @@ def test_nothing_that_the_learner_refuses_is_called_fit():
     random = np.random.default_rng(0)
     clean = good_rows(num_prompts=2, group_size=1, length=6)
     num_refused = num_taken = 0
-    for _ in range(200):
+    for _ in range(120):
         rows = [mutated(clean[0], random), clean[1]]
         if random.random() < 0.5 and None not in (rows[0].supports, rows[0].logprobs) and rows[0].token_ids:
             rows[0] = mutated(rows[0], random)
@@ -144,5 +144,5 @@ def test_nothing_that_the_learner_refuses_is_called_fit():
         num_refused, num_taken = num_refused + (refused is not None), num_taken + (refused is None)
         # A row that trains nothing may have anything for its log-probabilities, or nothing, but for the learner's call.
         assert refused is None or not result.is_fit, (refused, rows, loss_mask, result.findings)
-    assert num_refused > 60
-    assert num_taken > 30
+    assert num_refused > 40
+    assert num_taken > 20

@@ -29,6 +29,7 @@ ORDER = (
         "jaxmask.kernels.dispatch",
     ),
     (
+        "jaxmask.answered",
         "jaxmask.audit.archives",
         "jaxmask.audit.charts",
         "jaxmask.audit.encodings",
@@ -55,7 +56,10 @@ ORDER = (
         "jaxmask.candidates",
         "jaxmask.completions",
         "jaxmask.scores",
+        "jaxmask.sglang_answers",
         "jaxmask.support",
+        "jaxmask.trainer_batches",
+        "jaxmask.vllm_answers",
     ),
     (
         "jaxmask.audit.check",
@@ -107,7 +111,13 @@ ORDER = (
         "jaxmask.kernels.filter.reference",
         "jaxmask.kernels.head.api",
     ),
-    ("jaxmask.audit.readers.rollouts", "jaxmask.heads", "jaxmask.speculation", "jaxmask.kernels.filter.api"),
+    (
+        "jaxmask.audit.readers.rollouts",
+        "jaxmask.engines",
+        "jaxmask.heads",
+        "jaxmask.speculation",
+        "jaxmask.kernels.filter.api",
+    ),
     ("jaxmask.audit.files", "jaxmask.draft_model", "jaxmask.prompt_lookup", "jaxmask.sampling", "jaxmask.scoring"),
     ("jaxmask.audit.auditing", "jaxmask.policy", "jaxmask.recording"),
     ("jaxmask.audit.command", "jaxmask.decoding", "jaxmask.prompt"),

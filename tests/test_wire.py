@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxmask import Support
-from jaxmask.wire import from_csr, to_csr
+from jaxmask.wire import from_csr, from_padded, to_csr, to_padded
 
 V = 11
 
@@ -166,3 +166,51 @@ def test_lost_ids_do_not_travel():
     broken = Support(jnp.array([[0, 1], [2, 3]], jnp.int32), jnp.array([2, 3], jnp.int32), None, V)
     with pytest.raises(ValueError, match=r"^support of row 1 counts 3 ids, more than its cells hold, but has 0 packed"):
         to_csr(broken)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_padded_cells(width):
+    support = Support.from_lists([[9, 3, 1], [], [4], [0, 2]], V, width).reshape(2, 2)
+    cells, counts = to_padded(support)
+    assert cells.tolist() == [[[1, 3, 9], [-1, -1, -1]], [[4, -1, -1], [0, 2, -1]]]
+    assert counts.tolist() == [[3, 0], [1, 2]]
+    assert (cells.dtype, counts.dtype) == (np.int32, np.int32)
+    zeros, _ = to_padded(support, fill=0, width=4)
+    assert zeros.tolist() == [[[1, 3, 9, 0], [0, 0, 0, 0]], [[4, 0, 0, 0], [0, 2, 0, 0]]]
+    # NeMo-RL's zeros need the counts, SkyRL's -1 do not.
+    for back in (from_padded(cells, V, width=width), from_padded(zeros, V, counts=counts, width=width)):
+        assert back.to_lists() == [[[1, 3, 9], []], [[4], [0, 2]]]
+        assert back.token_ids.shape == (2, 2, width)
+
+
+def test_padded_cells_of_nothing():
+    cells, counts = to_padded(Support.from_lists([], V))
+    assert (cells.shape, counts.shape) == ((0, 1), (0,))
+    assert from_padded(cells, V).shape == (0,)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("token_ids", "counts", "message"),
+    [
+        ([[0.5]], None, "token_ids must be integers with a last axis of cells, got float64 (1, 1)."),
+        (3, None, "token_ids must be integers with a last axis of cells, got int64 ()."),
+        ([[1, 2], [-1, 3]], None, "support of row 1 has ids behind padding: [-1, 3]."),
+        ([[1, 2], [3, 4]], [2], "counts must be integers of shape (2,), got int64 of (1,)."),
+        ([[1, 2], [3, 4]], [2, 1.5], "counts must be integers of shape (2,), got float64 of (2,)."),
+        ([[1, 2], [3, 4]], [2, 3], "count of row 1 must be in [0, 2], got 3."),
+        ([[1, 2], [3, 4]], [-1, 2], "count of row 0 must be in [0, 2], got -1."),
+        ([[1, 2], [3, 3]], None, "support of row 1 repeats ids [3]."),
+        ([[1, 2], [3, 11]], None, "support of row 1 holds ids [11] outside [0, 11)."),
+        ([[1, 2], [3, -1]], [2, 2], "support of row 1 holds ids [-1] outside [0, 11)."),
+    ],
+)
+def test_cells_that_are_none(token_ids, counts, message):
+    with pytest.raises(ValueError) as error:
+        from_padded(token_ids, V, counts=counts)
+    assert str(error.value) == message
+
+
+def test_a_support_that_does_not_fit_is_never_cut():
+    with pytest.raises(ValueError, match=r"^support of row 1 holds 3 ids, more than width=2\.$"):
+        to_padded(Support.from_lists([[1], [2, 3, 4]], V), width=2)

@@ -77,7 +77,8 @@ class Measures:
             return
         is_whole = is_seen & (np.abs(kept_sums(block) - 1) <= block.tolerance)
         values = np.where(np.isfinite(kept), kept, 0.0).astype(np.float64)
-        terms = np.where(is_whole[block.owner], -values * np.exp(values), 0.0)
+        values = np.where(is_whole[block.owner], values, 0.0)
+        terms = -values * np.exp(values)
         self._entropy_sum += float(terms.sum())
         self._entropy_num += int(is_whole.sum())
 

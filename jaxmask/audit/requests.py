@@ -67,8 +67,10 @@ def prompt_key(token_ids: Any) -> Hashable:
         return None
     if isinstance(token_ids, list) and not set(map(type, token_ids)) <= {int}:
         return None
+    if isinstance(token_ids, np.ndarray) and token_ids.dtype.kind not in "iu":
+        return None
     try:
-        ids = np.asarray(token_ids).astype(np.int64)
+        ids = np.array(token_ids, np.int64)
     except (OverflowError, ValueError):
         return None
     # A digest: all prompts of a file are kept, and some are long.

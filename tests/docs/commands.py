@@ -67,6 +67,7 @@ class Shell:
             "ruff": lambda rest: None,
             "mypy": lambda rest: None,
             "jaxmask": self.jaxmask,
+            "vllm": self.vllm,
         }
         assert program in known, f"nothing here knows how to try {program!r}"
         said = io.StringIO()

@@ -51,6 +51,7 @@ SIZES = {"max_num_seqs": 4, "min_num_seqs": 4, "min_model_len": 256, "max_model_
 def folder(tmp_path_factory):
     """The folder that commands and code work in."""
     path = tmp_path_factory.mktemp("reader")
+    (path / "demos").symlink_to(ROOT / "demos")  # a reader is in a checkout, where these files lie
     with contextlib.chdir(path):
         yield path
 

@@ -78,12 +78,12 @@ def test_gradients_are_those_of_the_plain_forms(fixed_decoder):
     plain = jax.tree.unflatten(jax.tree.structure(plain), jax.tree.leaves(fixed_decoder))
     token_ids = jnp.asarray(np.random.default_rng(1).integers(0, 31, (2, 7)), jnp.int32)
 
-    def loss(decoder):
+    @jax.jit
+    @jax.grad
+    def gradient(decoder):
         return jnp.square(decoder.logits(token_ids)).mean()
 
-    for one, other in zip(
-        jax.tree.leaves(jax.grad(loss)(fixed_decoder)), jax.tree.leaves(jax.grad(loss)(plain)), strict=True
-    ):
+    for one, other in zip(jax.tree.leaves(gradient(fixed_decoder)), jax.tree.leaves(gradient(plain)), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-4 * float(jnp.abs(other).max()))
 
 

@@ -33,8 +33,7 @@ def completions(exchange: Exchange) -> Iterator[Completion]:
     ids = _whole(named, "support_ids", 1, problems)
     begins = _begins(counts, ids, tokens.shape, problems)
     kept = named.get("kept_logprobs")
-    known_size = _number(named, "vocab_size", 0)
-    vocab_size = None if known_size is None else int(known_size)
+    vocab_size = _vocab_size(named)
     for row in range(len(tokens)):
         length = int(lengths[row])
         if not 0 <= length <= tokens.shape[1]:
@@ -123,6 +122,13 @@ def _number(named: Mapping[str, Any], name: str, row: int) -> float | None:
         return None
     # The shortest decimal: what was asked for as 0.8 is 0.8, and not the float32 next to it.
     return float(str(array[row] if array.ndim else array[()]))
+
+
+def _vocab_size(named: Mapping[str, Any]) -> int | None:
+    array = named.get(f"{SAMPLING}vocab_size")
+    if not isinstance(array, np.ndarray) or array.ndim or array.dtype.kind not in "iu" or array < 1:
+        return None
+    return int(array)
 
 
 def _stop_ids(named: Mapping[str, Any], row: int) -> tuple[int, ...]:
