@@ -31,12 +31,12 @@ HALVES = $(addprefix tests/,test_sampling.py test_sharding.py)
 # A file's tests share what is slow to make, and stay in one process.
 DIST = --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast lint docs clean
+.PHONY: demo test test-fast lint docs package clean
 
 demo: $(READY)
 	$(BIN)/python -m train --preset sort-tiny
 
-test: lint $(COMPILERS) $(TEST_MODELS)
+test: lint package $(COMPILERS) $(TEST_MODELS)
 	JAXMASK_TESTS_UNOPTIMIZED=1 $(BIN)/python -m pytest -n auto $(DIST) $(UNOPTIMIZED) $(HALVES)
 	JAXMASK_TESTS_UNOPTIMIZED=0 $(BIN)/python -m pytest -n auto $(DIST) $(UNOPTIMIZED:%=--ignore=%)
 
@@ -51,6 +51,10 @@ lint: $(READY)
 # Into site/; every warning is an error. Material's notice about MkDocs 2 is no news: pyproject.toml keeps it below.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Wheel and sdist into dist/, the wheel tried in an environment of its own.
+package: $(READY)
+	$(BIN)/python tests/check_package.py --out dist
 
 $(READY): pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"jaxmask needs Python >= 3.11, $(PYTHON) is {v[0]}.{v[1]}; try make PYTHON=python3.13 ...")'
@@ -72,4 +76,4 @@ $(TEST_MODELS): $(READY)
 	touch $(TEST_MODELS)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) dist .pytest_cache .ruff_cache .mypy_cache

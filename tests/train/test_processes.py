@@ -36,7 +36,8 @@ def pair(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+    # Of two flags that contradict each other, XLA takes the last.
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
     environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
     command = [sys.executable, process_worker.__file__, str(folder), str(port)]
     started = []
