@@ -142,7 +142,7 @@ def audit(
 ) -> Audit:
     """Whether the rollouts of some files are fit to train on, and what truncation did to them.
 
-    The files are read block by block: they may be larger than the memory.
+    JSON lines are read block by block: files of them may be larger than the memory.
 
     Args:
       paths: one file or several, in any form that `jaxmask.audit.files` reads.
