@@ -142,7 +142,7 @@ def test_stop_ids_come_from_the_options_or_the_request(capsys, tmp_path):
     path = tmp_path / "rollouts.jsonl"
     VARIANTS["vllm"].write(path, rows)
     assert run(capsys, path)[0] == 0
-    assert run(capsys, path, "--eos-token-id", 8)[0] == 1
+    assert run(capsys, "--eos-token-id", 8, "--eos-token-id", 9, path)[0] == 1
     records = [json.loads(line) for line in path.read_text().splitlines()]
     for record in records:
         record["request"]["sampling_params"]["stop_token_ids"] = [8]

@@ -33,7 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--form", choices=(AUTO, *FORMS), default=AUTO, help="of the files; found out by default")
     parser.add_argument("--vocab-size", type=int, metavar="V", help="ids of the model; by default what the files say")
     parser.add_argument(
-        "--eos-token-id", type=int, nargs="+", action="extend", default=[], metavar="ID", help="that end a completion"
+        "--eos-token-id",
+        type=int,
+        action="append",
+        default=[],
+        metavar="ID",
+        help="that ends a completion; once for each where there are several",
     )
     parser.add_argument(
         "--show", type=int, default=NUM_SHOWN, metavar="N", help="places of each fault; default %(default)s"
