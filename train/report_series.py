@@ -147,7 +147,7 @@ def _of_prefixes(names: Mapping[str, None]) -> list[Plan]:
     """Charts of metrics whose names a task or a user chose."""
     parts = {name[8:]: name for name in names if name.startswith("rewards/") and name not in _PLANNED}
     evaluation = {name[5:]: name for name in names if name.startswith("eval/")}
-    plans = [Plan("Rewards", "Held-out evaluation", evaluation, "On prompts that are never trained on.")]
+    plans = [Plan("Rewards", "Held-out evaluation", evaluation, "On the prompts of the evaluation.")]
     return [*plans, Plan("Rewards", "Rewards by function", parts)]
 
 
