@@ -135,6 +135,21 @@ def kept_too_high(rows: list[GoodRow]) -> None:
     change(rows, kept_logprobs=put(row.kept_logprobs, POSITION, put(row.kept_logprobs[POSITION], place, -0.01)))
 
 
+def one_more(value: float) -> Callable[[list[GoodRow]], None]:
+    """An id more in one support, with this for its log-probability."""
+
+    def plant(rows: list[GoodRow]) -> None:
+        row = rows[ROW]
+        kept = {outside_id(row): value} | dict(zip(row.supports[POSITION], row.kept_logprobs[POSITION], strict=True))
+        change(
+            rows,
+            supports=put(row.supports, POSITION, sorted(kept)),
+            kept_logprobs=put(row.kept_logprobs, POSITION, [kept[token_id] for token_id in sorted(kept)]),
+        )
+
+    return plant
+
+
 def at_temperature(row: GoodRow, temperature: float) -> float:
     values = row.logits[POSITION, row.supports[POSITION]].astype(np.float64) / temperature
     return float(row.logits[POSITION, row.token_ids[POSITION]] / temperature - np.logaddexp.reduce(values))
@@ -233,6 +248,11 @@ FAULTS: dict[str, Fault] = {
     "the drawn id taken out": Fault(
         "sampled-outside", in_support(lambda ids, drawn: [one for one in ids if one != drawn])),
     "an id with logit -inf": Fault("support-id-impossible", in_logits(make_impossible), fits=has_logits),
+    "an id kept at minus infinity": Fault(
+        "support-id-impossible", one_more(-9999.0), fits=lambda name, variant: variant.has_kept),
+    "an id below min-p": Fault(
+        "support-past-filters", one_more(-30.0),
+        fits=lambda name, variant: variant.has_kept and variant.has_settings and not variant.has_logits),
     "a larger logit left out": Fault("support-not-largest", in_logits(raise_outside), fits=has_logits),
     "a token behind the stop id": Fault(
         "trains-behind-stop", stop_at, fits=lambda name, variant: not variant.has_logits,
@@ -276,7 +296,10 @@ FAULTS: dict[str, Fault] = {
     "ids not in order": Fault("ids-not-ascending", in_support(lambda ids, drawn: ids[::-1])),
     "more ids than top-k": Fault(
         "wider-than-top-k", lower_top_k, (),
-        lambda name, variant: variant.has_settings),
+        lambda name, variant: variant.has_settings and not (variant.has_kept or variant.has_logits)),
+    "more ids than top-k that do not tie": Fault(
+        "support-past-filters", lower_top_k, (),
+        lambda name, variant: variant.has_settings and (variant.has_kept or variant.has_logits)),
     "a completion twice": Fault("duplicate-completion", lambda rows: rows.__setitem__(ROW, rows[ROW - 1]), WHOLE),
     "another top-p in a group": Fault(
         "group-settings-differ", lambda rows: change(rows, top_p=0.91), WHOLE,

@@ -180,6 +180,47 @@ def test_less_than_top_p_is_said_where_nothing_else_filtered():
     assert found(block(row | {"setting": top_p | {"top_p": 0.79}})) == []
 
 
+@pytest.mark.parametrize(
+    ("shares", "setting", "code"),
+    [
+        # As probable as min-p asks for, and a little less.
+        ((0.5, 0.25, 0.25), {"min_p": 0.5}, None),
+        ((0.5, 0.26, 0.24), {"min_p": 0.5}, "support-past-filters"),
+        # More than k ids are those that tie with the k-th, or too many.
+        ((0.4, 0.3, 0.3), {"top_k": 2}, "wider-than-top-k"),
+        ((0.4, 0.35, 0.25), {"top_k": 2}, "support-past-filters"),
+        # 0.9 times the shares of the vocabulary: 0.72 of it stand above the last id.
+        ((0.5, 0.3, 0.2), {"top_p": 0.75}, None),
+        ((0.5, 0.3, 0.2), {"top_p": 0.7}, "support-past-filters"),
+        ((0.5, 0.25, 0.25), {"top_p": 0.7}, None),
+    ],
+)
+def test_ids_behind_the_filters_are_told_by_what_was_kept(shares, setting, code):
+    kept = np.log(shares).tolist()
+    row = {"token_ids": [1], "supports": [[1, 2, 3]], "logprobs": kept[:1], "kept_logprobs": [kept]}
+    row |= {"full_logprobs": [kept[0] + float(np.log(0.9))], "setting": setting}
+    assert found(block(row)) == ([(code, 0, 0)] if code else [])
+    # The logits of a vocabulary in which a fourth id has the rest.
+    of_logits = row | {"kept_logprobs": None, "full_logprobs": None}
+    of_logits |= {"logits": np.log([[0.1 / 0.9 / 20, *shares, *[0.1 / 0.9 / 20] * 19]])}
+    assert found(block(of_logits | {"setting": setting | {"temperature": 1.0}})) == ([(code, 0, 0)] if code else [])
+
+
+def test_a_whole_vocabulary_is_no_tie_at_top_k():
+    row = {"token_ids": [1], "supports": [[0, 1, 2]], "setting": {"top_k": 2}}
+    tied = found(block(row, vocab_size=3))
+    assert [code for code, *_ in tied] == ["wider-than-top-k", "support-is-vocabulary"]
+    assert found(block(row | {"logprobs": [-0.7]}, vocab_size=3)) == [("support-past-filters", 0, 0)]
+    greedy = row | {"logprobs": [-0.7], "setting": {"top_k": 1}}
+    assert found(block(greedy)) == [("support-past-filters", 0, 0)]
+
+
+def test_some_kept_log_probabilities_that_are_no_numbers_are_not_passed_over():
+    row = {"token_ids": [1], "supports": [[1, 2]], "kept_logprobs": [[HALF, float("nan")]]}
+    assert found(block(row)) == [("kept-sum", 0, 0)]
+    assert found(block(row | {"full_logprobs": []})) == [("malformed-value", 0, -1)]
+
+
 def test_equal_log_probabilities_of_both_kinds_are_said():
     row = {"token_ids": [1] * 4, "supports": [[0, 1]] * 4, "full_logprobs": [HALF] * 4}
     assert found(block(row, vocab_size=50)) == [("mass-always-one", 0, -1)]

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,41 @@ def test_the_input_is_a_file_like_others(capsys, monkeypatch, bad):
     assert "stdin:4, position 5" in out
 
 
+def test_a_pipe_is_read_whole_and_goes_by_its_name(capsys, monkeypatch, tmp_path, bad):
+    """A file is opened to find its form out, and again to read it: a pipe would lose its first lines."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(bad.read_bytes() * 20,), daemon=True)
+    writer.start()
+    code, out, _ = run(capsys, pipe, "--json")
+    writer.join(10)
+    files = json.loads(out)["files"]
+    assert (code, files) == (1, [{"name": str(pipe), "form": "vllm", "num_rows": 120, "num_skipped": 0}])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(bad.read_bytes())))
+    assert json.loads(run(capsys, "-", "--json")[1])["files"][0]["name"] == "-"
+    monkeypatch.setattr(sys, "stdin", None)
+    assert run(capsys, "-") == (2, "", "jaxmask audit: the input is closed.\n")
+
+
+def test_errors_hold_nothing_that_a_terminal_would_act_on(capsys, tmp_path):
+    path = tmp_path / "\x1b[31mred.jsonl"
+    path.write_text("x")
+    code, out, err = run(capsys, path)
+    assert (code, out) == (2, "")
+    assert "\\x1b[31mred.jsonl" in err
+    assert "\x1b" not in err
+
+
+def test_a_report_that_cannot_be_written_is_no_verdict(good):
+    command = [sys.executable, "-m", "jaxmask", "audit", str(good)]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, cwd=DATA.parents[1], timeout=120, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"jaxmask audit: ")
+
+
 def test_the_page_is_written_besides(capsys, good, tmp_path):
     code, out, _ = run(capsys, good, "--html", tmp_path / "page.html", "--json")
     assert code == 0
@@ -106,7 +142,7 @@ def test_stop_ids_come_from_the_options_or_the_request(capsys, tmp_path):
     path = tmp_path / "rollouts.jsonl"
     VARIANTS["vllm"].write(path, rows)
     assert run(capsys, path)[0] == 0
-    assert run(capsys, path, "--eos-token-id", 8)[0] == 1
+    assert run(capsys, "--eos-token-id", 8, "--eos-token-id", 9, path)[0] == 1
     records = [json.loads(line) for line in path.read_text().splitlines()]
     for record in records:
         record["request"]["sampling_params"]["stop_token_ids"] = [8]

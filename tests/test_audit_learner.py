@@ -27,6 +27,7 @@ STRICTER = {
     "kept-sum": NOT_SEEN,
     "kept-differs": NOT_SEEN,
     "full-above-support": NOT_SEEN,
+    "support-past-filters": NOT_SEEN,
     "logprob-not-finite": "-9999 is a number to the learner; vLLM writes it where it means minus infinity",
     "logprob-not-over-support": "the learner sees it in supports of one id alone, the logits show it in all",
 }

@@ -74,3 +74,19 @@ def test_stop_ids_and_loss_mask_of_the_rollout_count(rollout):
     before = jnp.arange(rollout.token_ids.shape[1])[None, :] < 4
     masked = dataclasses.replace(changed, sampled_mask=changed.loss_mask & (before | (jnp.arange(6)[:, None] > 0)))
     assert audit_rollout(masked).errors == ()
+
+
+def test_zeros_for_all_log_probabilities_are_no_rollout(rollout):
+    zeros = audit_rollout(dataclasses.replace(rollout, logprobs=jnp.zeros_like(rollout.logprobs)))
+    assert [one.code for one in zeros.errors] == ["logprobs-all-zero"]
+    assert zeros.num_rows_at_fault == 6
+    one_is_not = jnp.zeros_like(rollout.logprobs).at[0, 0].set(-0.5)
+    assert len(rollout.support.to_lists()[0][0]) > 1
+    assert audit_rollout(dataclasses.replace(rollout, logprobs=one_is_not)).errors == ()
+
+
+def test_log_probabilities_of_another_mode_are_said(rollout):
+    raw = audit_rollout(dataclasses.replace(rollout, logprobs_mode="raw_logprobs"))
+    assert {place.detail for one in raw.errors for place in one.worst} == {
+        "logprobs_mode: 'raw_logprobs' are not those over the supports"
+    }

@@ -288,3 +288,36 @@ def read_or_refuse(path):
             check_shapes(rows)
     except files.UnreadableError:
         return
+
+
+def fields_of(tmp_path, *records):
+    path = tmp_path / "answers.jsonl"
+    write_lines(path, records)
+    return {one.field: one.text for one in read_whole(path).malformed}
+
+
+def test_settings_out_of_their_ranges_are_named(tmp_path):
+    params = {"temperature": math.nan, "top_p": 7.0, "min_p": -0.1, "top_k": -2}
+    found = fields_of(tmp_path, {"request": {"sampling_params": params}, "response": vllm()})
+    assert found == {f"sampling_params.{name}": f"{value} is outside of its range" for name, value in params.items()}
+    edges = {"temperature": 0, "top_p": 1, "min_p": 1, "top_k": -1}
+    assert fields_of(tmp_path, {"request": {"sampling_params": edges}, "response": vllm()}) == {}
+
+
+def test_tokens_that_an_answer_counts_and_does_not_hold_are_missed(tmp_path):
+    counted = vllm() | {"usage": {"completion_tokens": 6}}
+    assert fields_of(tmp_path, counted) == {}
+    found = fields_of(tmp_path, counted | {"usage": {"completion_tokens": 9}})
+    assert found == {"usage": "completion_tokens are 9, and the choices hold 6"}
+    # The answer stands in the file, and nothing of it in the rollouts.
+    assert fields_of(tmp_path, vllm(), {"choices": []}) == {"choices": "the answer has none"}
+
+
+def test_triples_of_other_tokens_are_named(tmp_path):
+    answer = sglang_answer(ROW)
+    assert fields_of(tmp_path, answer) == {}
+    answer["meta_info"]["output_token_logprobs"][2][1] += 1
+    token = ROW.token_ids[2]
+    assert fields_of(tmp_path, answer) == {
+        "logprobs": f"the log-probability is that of token {token + 1}, and the token is {token}"
+    }

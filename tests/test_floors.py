@@ -64,13 +64,11 @@ ORDER = (
     (
         "jaxmask.audit.check",
         "jaxmask.audit.displaced",
-        "jaxmask.audit.logit_checks",
         "jaxmask.audit.logprob_checks",
         "jaxmask.audit.page",
         "jaxmask.audit.pieces",
         "jaxmask.audit.readers.miles",
         "jaxmask.audit.readers.prime_rl",
-        "jaxmask.audit.readers.sglang",
         "jaxmask.audit.readers.vllm",
         "jaxmask.audit.support_checks",
         "jaxmask.bisection",
@@ -87,8 +85,10 @@ ORDER = (
     (
         "jaxmask.audit.across",
         "jaxmask.audit.builder",
+        "jaxmask.audit.logit_checks",
         "jaxmask.audit.readers.answer",
         "jaxmask.audit.readers.samples",
+        "jaxmask.audit.readers.sglang",
         "jaxmask.audit.remarks",
         "jaxmask.audit.tally",
         "jaxmask.by_columns",
@@ -102,7 +102,7 @@ ORDER = (
         "jaxmask.kernels.head.pallas_gpu",
     ),
     (
-        "jaxmask.audit.checks",
+        "jaxmask.audit.filter_checks",
         "jaxmask.audit.measures",
         "jaxmask.received",
         "jaxmask.replay",
@@ -112,6 +112,7 @@ ORDER = (
         "jaxmask.kernels.head.api",
     ),
     (
+        "jaxmask.audit.checks",
         "jaxmask.audit.readers.rollouts",
         "jaxmask.engines",
         "jaxmask.heads",

@@ -91,7 +91,8 @@ def test_what_is_optional_may_be_missing(tmp_path):
 
 def test_the_audit_reads_it_as_it_reads_the_arrays(tmp_path):
     """Those that the tests of the audit write by hand are those of a real rollout."""
-    named = rollout_arrays(ROWS)
+    more = {"sampling_stop_token_ids": rollout().sampling.stop_token_ids, "prompt_lengths": rollout().prompt_lengths}
+    named = rollout_arrays(ROWS) | {name: np.array(array) for name, array in more.items()}
     deeper = {name: named[name] for name in ("full_logprobs", "kept_logprobs", "logits")}
     save_rollout(tmp_path / "a.npz", rollout(), **deeper)
     np.savez(tmp_path / "b.npz", **named)

@@ -1,6 +1,6 @@
 """Checks on anyone's rollouts, and what truncation did to them: `jaxmask audit FILE`.
 
-On the host, with NumPy alone, block by block: a file may be larger than the memory.
+On the host, with NumPy alone, block by block: a file of JSON lines may be larger than the memory.
 """
 
 from jaxmask.audit.auditing import Audit, audit, audit_rollout

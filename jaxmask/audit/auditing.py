@@ -33,6 +33,8 @@ NUM_SHOWN = 5
 TOLERANCE = 1e-3
 # Fewer supports than this may all be of one id by chance.
 _FEW_SUPPORTS = 16
+# So many tokens in a row were never all certain where they had a choice, unless the policy has none left.
+_MANY_CHOICES = 64
 
 
 class Audit(Outcome):
@@ -92,6 +94,7 @@ class Auditor:
         self._tally = Tally(num_shown)
         self._measures = Measures()
         self._known_size = vocab_size
+        self._num_choices = self._num_uncertain = 0
 
     def add(self, rows: Rows, source: int = 0) -> None:
         """One more block, of a file of this number."""
@@ -102,6 +105,9 @@ class Auditor:
         is_open = Open.of(block)
         self._tally.add(block, [(check, is_open.apply(check, block)) for check in self._checks])
         self._measures.add(block, is_open)
+        is_choice = is_open.logprobs & (rows.support_sizes > 1) & rows.has_logprob
+        self._num_choices += int(is_choice.sum())
+        self._num_uncertain += int((rows.logprobs[is_choice] < 0).sum())
 
     def result(self, sources: Iterable[Source]) -> Audit:
         """What it came to so far.
@@ -110,14 +116,16 @@ class Auditor:
           sources: where the blocks came from.
         """
         statistics = self._measures.statistics(self._known_size)
+        is_all_zero = self._num_choices >= _MANY_CHOICES and self._num_uncertain == 0
         findings = self._tally.findings(self._checks) + _of_all(statistics)
+        findings += _all_zero(self._num_choices, statistics) if is_all_zero else ()
         order = {Severity.ERROR: 0, Severity.WARNING: 1}
         return Audit(
             sources=tuple(sources),
             findings=tuple(sorted(findings, key=lambda one: order[one.severity])),
             statistics=statistics,
             vocab_size=self._known_size,
-            num_rows_at_fault=self._tally.num_rows_at_fault,
+            num_rows_at_fault=statistics.num_rows if is_all_zero else self._tally.num_rows_at_fault,
             is_strict=self._is_strict,
         )
 
@@ -134,7 +142,7 @@ def audit(
 ) -> Audit:
     """Whether the rollouts of some files are fit to train on, and what truncation did to them.
 
-    The files are read block by block: they may be larger than the memory.
+    JSON lines are read block by block: files of them may be larger than the memory.
 
     Args:
       paths: one file or several, in any form that `jaxmask.audit.files` reads.
@@ -221,6 +229,20 @@ def _of_all(statistics: Statistics) -> tuple[Finding, ...]:
             "Every support holds a single id.",
             "There is nothing to learn from them: greedy settings, or supports cut down to the token?",
             sizes.num,
+            statistics.num_rows,
+            (),
+        ),
+    )
+
+
+def _all_zero(number: int, statistics: Statistics) -> tuple[Finding, ...]:
+    return (
+        Finding(
+            "logprobs-all-zero",
+            Severity.ERROR,
+            "All log-probabilities are 0, though the supports leave a choice.",
+            "A token drawn from several ids has a probability below 1: send what the engine gave, and no zeros for it.",
+            number,
             statistics.num_rows,
             (),
         ),

@@ -134,6 +134,7 @@ def _row(completion: Completion, group: int) -> _Row:
     num_ids = int(np.maximum(sizes, 0).sum())
     logprobs = _numbers(completion.logprobs, fields.logprobs, problems)
     full = _numbers(completion.full_logprobs, fields.full_logprobs, problems)
+    pieces.check_length(None if full is None else full[0], num_tokens, fields.full_logprobs, problems)
     trains = None
     if completion.loss_mask is not None:
         trains = values.flags(completion.loss_mask, fields.loss_mask, problems)

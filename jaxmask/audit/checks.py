@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxmask.audit import displaced, logit_checks, logprob_checks, remarks, support_checks
+from jaxmask.audit import displaced, filter_checks, logit_checks, logprob_checks, remarks, support_checks
 from jaxmask.audit.check import Check, Scope
 from jaxmask.audit.finding import Severity
 
@@ -62,7 +62,7 @@ CHECKS = (
           "Record the support in the sampler itself; one that is derived again later differs at ties and cut-offs.",
           support_checks.sampled_outside, _SUPPORTS),
     Check("support-id-impossible", _ERROR,
-          "A support holds an id that could not be drawn: its logit is not finite.",
+          "A support holds an id that could not be drawn: its logit or log-probability is not finite.",
           "Take supports from the logits that were drawn from, after all filters.",
           logit_checks.impossible_id, _SUPPORTS),
     Check("support-not-largest", _ERROR,
@@ -121,6 +121,10 @@ CHECKS = (
           "A log-probability over the vocabulary is above the one over the support.",
           "A support keeps at most all of the mass: the two are of different weights or temperatures.",
           logprob_checks.full_above_support, _LOGPROBS),
+    Check("support-past-filters", _ERROR,
+          "A support holds an id that the settings of its row cut off.",
+          "Record the support behind all filters; check that settings and supports are of the same request.",
+          filter_checks.past_filters, _SUPPORTS, reads_logprobs=True),
     Check("logprobs-not-asked-for", _WARNING,
           "A row has no log-probabilities, as its request asked for none.",
           "Score the policy that sampled on the supports first, or sample with logprobs=0 or more.",

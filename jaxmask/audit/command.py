@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import json
 import os
 import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 from jaxmask.audit.auditing import NUM_SHOWN, TOLERANCE, Audit, audit
 from jaxmask.audit.files import AUTO, FORMS, UnreadableError
+from jaxmask.audit.report_text import printable
 
 FIT, NOT_FIT, UNREADABLE = 0, 1, 2
 STDIN = "-"
@@ -29,7 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--form", choices=(AUTO, *FORMS), default=AUTO, help="of the files; found out by default")
     parser.add_argument("--vocab-size", type=int, metavar="V", help="ids of the model; by default what the files say")
     parser.add_argument(
-        "--eos-token-id", type=int, nargs="+", action="extend", default=[], metavar="ID", help="that end a completion"
+        "--eos-token-id",
+        type=int,
+        action="append",
+        default=[],
+        metavar="ID",
+        help="that ends a completion; once for each where there are several",
     )
     parser.add_argument(
         "--show", type=int, default=NUM_SHOWN, metavar="N", help="places of each fault; default %(default)s"
@@ -48,20 +57,20 @@ def run(options: argparse.Namespace) -> int:
             if options.html is not None:
                 # Half of a surrogate pair cannot be written.
                 Path(options.html).write_text(result.to_html(), encoding="utf-8", errors="replace")
+            if options.json:
+                _print(json.dumps(result.to_dict(), allow_nan=False, indent=2) + "\n")
+            else:
+                _print(result.to_text(is_coloured=_is_coloured()))
         except (UnreadableError, OSError, ValueError) as error:
-            print(f"jaxmask audit: {error}", file=sys.stderr)
+            # Names of files and arrays stand in it.
+            print(f"jaxmask audit: {printable(str(error))}", file=sys.stderr)
             return UNREADABLE
-    if options.json:
-        _print(json.dumps(result.to_dict(), allow_nan=False, indent=2) + "\n")
-    else:
-        _print(result.to_text(is_coloured=_is_coloured()))
     return FIT if result.is_fit else NOT_FIT
 
 
 def _audit(options: argparse.Namespace, folder: Path) -> Audit:
-    paths = [_spooled(folder) if name == STDIN else Path(name) for name in options.files]
-    return audit(
-        paths,
+    result = audit(
+        [_path(name, folder) for name in options.files],
         form=options.form,
         vocab_size=options.vocab_size,
         eos_token_ids=options.eos_token_id,
@@ -69,15 +78,30 @@ def _audit(options: argparse.Namespace, folder: Path) -> Audit:
         is_strict=options.strict,
         tolerance=options.tolerance,
     )
+    # Under the names that were given, and not those of copies.
+    named = zip(options.files, result.sources, strict=True)
+    return dataclasses.replace(result, sources=tuple(dataclasses.replace(one, name=name) for name, one in named))
 
 
-def _spooled(folder: Path) -> Path:
-    """What stands in the input, as a file: it is looked at twice, once to find its form out."""
-    path = folder / "stdin"
-    if not path.exists():
-        with path.open("wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
-    return path
+def _path(name: str, folder: Path) -> Path:
+    """The file of a name; the input and other pipes as a copy, as a file is looked at twice and a pipe is read once."""
+    path = Path(name)
+    if name != STDIN and (not path.exists() or path.is_file() or path.is_dir()):
+        return path
+    own = folder / name.replace("/", "_") / ("stdin" if name == STDIN else path.name)
+    if not own.exists():
+        own.parent.mkdir()
+        with own.open("wb") as file, _opened(name) as given:
+            shutil.copyfileobj(given, file)
+    return own
+
+
+def _opened(name: str) -> contextlib.AbstractContextManager[BinaryIO]:
+    if name != STDIN:
+        return Path(name).open("rb")
+    if sys.stdin is None:
+        raise UnreadableError("the input is closed.")
+    return contextlib.nullcontext(sys.stdin.buffer)
 
 
 def _is_coloured() -> bool:

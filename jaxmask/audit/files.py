@@ -134,6 +134,8 @@ def read(path: Path, *, form: str = AUTO) -> Reading:
     """
     if form not in (AUTO, *FORMS):
         raise ValueError(f"form must be one of {', '.join((AUTO, *FORMS))}, got {form!r}.")
+    if path.exists() and not path.is_file():
+        raise UnreadableError(f"{path}: it is no regular file, and files are opened more than once.")
     return Reading(path, detect(path) if form == AUTO else form)
 
 

@@ -1,4 +1,4 @@
-"""Faults of supports that only the logits show."""
+"""Faults of supports that only the logits show, or what was kept of them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import numpy as np
 from jaxtyping import Bool
 
 from jaxmask.audit.block import Block, Marks
+from jaxmask.audit.logprob_checks import STAND_IN
 
 
 def impossible_id(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
-    """Supports with an id whose logit is not finite, so that it could not be drawn."""
-    values, logits = block.logit_values, block.rows.logits
-    if values is None or logits is None:
-        return block.nowhere()
+    """Supports with an id whose logit is not finite, or whose kept log-probability is -inf: it could not be drawn."""
+    values, logits, kept = block.logit_values, block.rows.logits, block.rows.kept_logprobs
+    number = np.zeros(len(is_open), np.int64) if values is None else values.num_impossible
+    is_minus_inf = np.zeros(len(block.owner), np.bool_) if kept is None else kept <= STAND_IN
+    number = number + np.bincount(block.owner[is_minus_inf], minlength=len(is_open))
 
     def detail(token: int) -> str:
-        ids = block.support(token)
+        ids, own = block.support(token), is_minus_inf[block.owner == token]
+        if own.any() or logits is None:
+            return f"id {ids[own][0]} has a kept log-probability of minus infinity"
         first = ids[~np.isfinite(logits[token, ids])][0]
         return f"id {first} has logit {logits[token, first]:g}"
 
-    return block.at_tokens(is_open & (values.num_impossible > 0), detail, values.num_impossible)
+    return block.at_tokens(is_open & (number > 0), detail, number)
 
 
 def larger_left_out(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:

@@ -93,9 +93,9 @@ def not_over_support(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
 
 
 def sum_not_one(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
-    """Kept log-probabilities whose probabilities do not sum to 1 over their support."""
+    """Kept log-probabilities whose probabilities do not sum to 1 over their support, or of which some are missing."""
     sums = kept_sums(block)
-    is_off = is_open & (np.abs(sums - 1) > block.tolerance)
+    is_off = is_open & ((np.abs(sums - 1) > block.tolerance) | (np.isnan(sums) & ~np.isnan(kept_of_token(block))))
     return block.at_tokens(
         is_off, lambda token: f"they sum to {sums[token]:.6g}", np.abs(np.nan_to_num(sums - 1, posinf=1e308))
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -38,9 +39,18 @@ def setting_of(params: Any, problems: list[Problem], *, silent: Setting, field: 
         kinds = (int,) if name == "top_k" else (int, float)
         if value is not None and (type(value) not in kinds or abs(value) >= 2**63):
             problems.append(Problem(WHOLE_ROW, f"{field}.{name}", f"{shown(value)} stands where a number should"))
+        elif value is not None and not _is_in_range(name, value):
+            problems.append(Problem(WHOLE_ROW, f"{field}.{name}", f"{shown(value)} is outside of its range"))
         elif value is not None:
             given[name] = value if name == "top_k" else float(value)
     return dataclasses.replace(silent, **given, **_ends(params))
+
+
+def _is_in_range(name: str, value: float | int) -> bool:
+    """Whether an engine takes the value; a temperature of 0 or less is a matter of its own."""
+    if name == "temperature":
+        return math.isfinite(value)
+    return value >= -1 if name == "top_k" else 0 < value <= 1 if name == "top_p" else 0 <= value <= 1
 
 
 def _ends(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from jaxmask.audit.completion import Completion, Cut
 from jaxmask.audit.exchange import Exchange
 from jaxmask.audit.rows import Setting
 from jaxmask.audit.values import WHOLE_ROW, Problem, shown
-from jaxmask.rollout_file import MARK, SAMPLING
+from jaxmask.rollout_file import MARK, SAMPLING, VERSION
 
 
 def knows(named: Any) -> bool:
@@ -59,9 +59,20 @@ def completions(exchange: Exchange) -> Iterator[Completion]:
             group=_group(named, row),
             prompt_length=_prompt_length(named, row),
             vocab_size=vocab_size,
-            problems=tuple(problems),
+            problems=(*problems, *_unknown(named)),
         )
         problems = []
+
+
+def _unknown(named: Mapping[str, Any]) -> list[Problem]:
+    """What makes the file another than is read here."""
+    found = []
+    version, mode = named[MARK], named.get("logprobs_mode")
+    if not isinstance(version, np.ndarray) or version.ndim or version.dtype.kind not in "iu" or version > VERSION:
+        found.append(Problem(WHOLE_ROW, MARK, f"{shown(version)} is no version up to {VERSION}"))
+    if mode is not None and str(mode) != "processed_logprobs":
+        found.append(Problem(WHOLE_ROW, "logprobs_mode", f"{shown(str(mode))} are not those over the supports"))
+    return found
 
 
 def _whole(named: Mapping[str, Any], name: str, num_axes: int, problems: list[Problem]) -> np.ndarray | None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from jaxmask.audit.completion import NOT_SAID, Completion, Fields
 from jaxmask.audit.exchange import Exchange
+from jaxmask.audit.readers import vllm
 from jaxmask.audit.requests import SILENT, prompt_key, setting_of
 from jaxmask.audit.rows import Setting
 from jaxmask.audit.values import WHOLE_ROW, Problem, shown
@@ -70,6 +71,9 @@ def _completion(name: str, answer: Any, setting: Setting, group: Hashable, probl
     triples = meta.get("output_token_logprobs")
     token_ids = answer.get("output_ids", answer.get("completion_token_ids"))
     token_ids = _column(triples, 1) if token_ids is None else token_ids
+    named = _column(triples, 1)
+    if isinstance(named, list):
+        vllm.check_same(named, token_ids, problems)
     supports = meta.get("output_token_sampling_mask")
     logprobs, kept = meta.get("output_token_sampling_logprobs"), meta.get("output_token_sampling_mask_logprobs")
     if isinstance(logprobs, list) and any(isinstance(entry, list) for entry in logprobs):

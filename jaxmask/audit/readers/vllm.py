@@ -49,6 +49,11 @@ def completions(exchange: Exchange) -> Iterator[Completion]:
         setting = dataclasses.replace(setting, asks_for_logprobs=params.get("logprobs") is not None)
     group = _group(exchange.where, request, answer)
     prompt_length = _prompt_length(request.get("token_ids"), answer.get("prompt_token_ids"))
+    if not answer["choices"]:
+        problem = Problem(WHOLE_ROW, "choices", "the answer has none")
+        yield Completion(exchange.where.name(), [], [], [], setting=setting, problems=(*problems, problem))
+    if not is_streamed:
+        _check_usage(answer, problems)
     for number, choice in enumerate(answer["choices"]):
         index = choice.get("index") if isinstance(choice, dict) else None
         shown_index = index if type(index) is int else number
@@ -99,6 +104,16 @@ def masks(mask: Any, problems: list[Problem]) -> tuple[Any, Any]:
     return None if ids is None or offsets is None else Cut(ids, offsets), None
 
 
+def _check_usage(answer: Mapping[str, Any], problems: list[Problem]) -> None:
+    usage = answer.get("usage")
+    stated = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    given = [choice.get("token_ids") for choice in answer["choices"] if isinstance(choice, dict)]
+    number = sum(len(token_ids) for token_ids in given if isinstance(token_ids, list))
+    if type(stated) is int and all(map(_is_list, given)) and number != stated:
+        text = f"completion_tokens are {stated}, and the choices hold {number}"
+        problems.append(Problem(WHOLE_ROW, "usage", text))
+
+
 def _prompt_length(*prompts: Any) -> int | None:
     return next((len(one) for one in prompts if isinstance(one, list)), None)
 
@@ -119,14 +134,15 @@ def _logprobs(given: Any, token_ids: Any, problems: list[Problem]) -> Any:
     try:
         found = [entry["logprob"] for entry in content]
         if content and "token_id" in content[0]:
-            _check_same([entry["token_id"] for entry in content], token_ids, problems)
+            check_same([entry["token_id"] for entry in content], token_ids, problems)
         return found
     # Anything may stand there; then one by one.
     except (KeyError, TypeError, IndexError):
         return None if content is None else [_logprob(entry) for entry in content] if _is_list(content) else content
 
 
-def _check_same(named: list[Any], token_ids: Any, problems: list[Problem]) -> None:
+def check_same(named: list[Any], token_ids: Any, problems: list[Problem]) -> None:
+    """Adds a problem for each log-probability that is named as that of another token."""
     if named == token_ids or not _is_list(token_ids):
         return
     for position, (one, other) in enumerate(zip(named, token_ids, strict=False)):
