@@ -31,12 +31,18 @@ HALVES = $(addprefix tests/,test_sampling.py test_sharding.py)
 # A file's tests share what is slow to make, and stay in one process.
 DIST = --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast lint docs package clean
+.PHONY: demo test prepared pytest test-fast lint docs package clean
 
 demo: $(READY)
 	$(BIN)/python -m train --preset sort-tiny
 
-test: lint package $(COMPILERS) $(TEST_MODELS)
+test: prepared
+	$(MAKE) --no-print-directory pytest
+
+# All that comes before the tests; with -j, side by side: fetching is most of it.
+prepared: lint package $(COMPILERS) $(TEST_MODELS)
+
+pytest: $(READY)
 	JAXMASK_TESTS_UNOPTIMIZED=1 $(BIN)/python -m pytest -n auto $(DIST) $(UNOPTIMIZED) $(HALVES)
 	JAXMASK_TESTS_UNOPTIMIZED=0 $(BIN)/python -m pytest -n auto $(DIST) $(UNOPTIMIZED:%=--ignore=%)
 
