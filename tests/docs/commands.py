@@ -147,6 +147,12 @@ class Shell:
         with _help_ends_well():
             serve.cli._parsed(kind, "python -m serve", rest[rest[0] == "generate" :])
 
+    def vllm(self, rest):
+        """It is not at hand; the options are those with which tests/data/make_vllm_tiny.py recorded its answers."""
+        recorded = (ROOT / "tests/data/make_vllm_tiny.py").read_text()
+        assert rest[0] == "serve", rest
+        assert all(word in recorded for word in rest[2:]), rest
+
     def jaxmask(self, rest):
         """An audit of rollouts at hand: fit to train on or not, but understood."""
         from jaxmask.__main__ import main
