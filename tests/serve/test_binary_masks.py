@@ -108,4 +108,6 @@ def test_the_documented_examples_run(running, capsys):
     for block in forms:
         code = block.replace("http://127.0.0.1:8000", running.url).replace("49152", str(V))
         exec(compile(code, "serving.md", "exec"), {})
-        assert "Support" in capsys.readouterr().out
+        counts = re.match(r"\[([\d\s]+)\]", capsys.readouterr().out)[1].split()
+        assert counts
+        assert all(1 <= int(count) <= 20 for count in counts)  # top_k is 20
