@@ -63,19 +63,23 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
+# The memory maps that this process may have when a file of tests begins, and within one, whose fixtures have compiled
+# what its tests count on. The compiler aborts where Linux has no more (65,530).
+MAPS_AT_FIRST, MAPS_AT_MOST = 15_000, 55_000
 # Seconds between two looks at the memory maps, which are thousands of lines: no test of less compiles many programs.
 BETWEEN_LOOKS = 2.0
 last_look = time.monotonic()
 
 
-@pytest.fixture(autouse=True)
-def few_programs():
-    """A compiled program takes some hundred memory maps, and the compiler aborts where Linux has no more (65,530)."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    """Keeps few compiled programs: each takes some hundred memory maps."""
     global last_look
-    yield
+    result = yield
+    is_last = nextitem is None or nextitem.path != item.path
     maps = Path("/proc/self/maps")
-    if time.monotonic() - last_look < BETWEEN_LOOKS or not maps.exists():
-        return
-    if maps.read_bytes().count(b"\n") > 40_000:
-        jax.clear_caches()
-    last_look = time.monotonic()
+    if maps.exists() and (is_last or time.monotonic() - last_look > BETWEEN_LOOKS):
+        if maps.read_bytes().count(b"\n") > (MAPS_AT_FIRST if is_last else MAPS_AT_MOST):
+            jax.clear_caches()
+        last_look = time.monotonic()
+    return result

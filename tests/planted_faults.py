@@ -177,6 +177,8 @@ def make_impossible(logits: np.ndarray, row: GoodRow) -> None:
 
 
 WHOLE = ((ROW, -1),)
+# The rows of the prompt.
+BOTH = ((ROW - 1, -1), (ROW, -1))
 
 
 def lower_top_k(rows: list[GoodRow]) -> list[tuple[int, int]]:
@@ -209,6 +211,30 @@ def both(rows: list[GoodRow], **parts: object) -> None:
     change(rows, ROW, **parts)
 
 
+def in_prompt(edit: Callable[[list], list]) -> Callable[[list[GoodRow]], None]:
+    return lambda rows: both(rows, prompt_ids=edit(rows[ROW].prompt_ids))
+
+
+def knows_prompt(name: str, variant: Variant) -> bool:
+    return name in WITH_PROMPT or name in {"prime-rl", "prime-rl-fields", "prime-rl-npz", "rollout"}
+
+
+def allow_all_but_one(rows: list[GoodRow]) -> list[tuple[int, int]]:
+    """Of both rows, as settings of a group are one; returns where the id is."""
+    row = rows[ROW]
+    other = next(one for one in row.supports[POSITION] if one != row.token_ids[POSITION])
+    both(rows, more_params={"allowed_token_ids": [one for one in range(VOCAB_SIZE) if one != other]})
+    places = [(row, position) for row in (ROW - 1, ROW) for position in range(len(rows[row].supports))]
+    return [(row, position) for row, position in places if other in rows[row].supports[position]]
+
+
+def with_tool(rows: list[GoodRow]) -> None:
+    """The token before the place is of others, and all before it are; then two that train, and none behind them."""
+    num = len(rows[ROW].token_ids)
+    both(rows, more_params={"repetition_penalty": 1.1})
+    change(rows, loss_mask=[POSITION <= position < POSITION + 2 for position in range(num)])
+
+
 FAULTS: dict[str, Fault] = {
     "a token id is a string": Fault(
         "malformed-value", lambda rows: change(rows, token_ids=put(rows[ROW].token_ids, POSITION, "x")),
@@ -218,7 +244,17 @@ FAULTS: dict[str, Fault] = {
     "a token id is V": Fault(
         "token-outside-vocabulary",
         lambda rows: change(rows, token_ids=put(rows[ROW].token_ids, POSITION, VOCAB_SIZE))),
-    "supports of the prompt in front": Fault(
+    "a prompt id is V": Fault(
+        "prompt-outside-vocabulary", in_prompt(lambda ids: [*ids[:-1], VOCAB_SIZE]), BOTH, knows_prompt),
+    "a prompt id is -1": Fault("prompt-outside-vocabulary", in_prompt(lambda ids: [-1, *ids]), BOTH, knows_prompt),
+    "a prompt id is a string": Fault(
+        "malformed-value", in_prompt(lambda ids: [*ids, "x"]), BOTH,
+        lambda name, variant: knows_prompt(name, variant) and has_lists(name, variant)),
+    "a prompt without ids": Fault(
+        "prompt-empty", in_prompt(lambda ids: []), BOTH,
+        # Of these two it cannot be told from a file without prompts.
+        lambda name, variant: knows_prompt(name, variant) and variant.form not in {"prime-rl", "miles"}),
+    "supports of what it was asked in front": Fault(
         "supports-of-prompt", with_prompt, WHOLE, lambda name, variant: name in WITH_PROMPT),
     "supports one token late": Fault("supports-shifted", shift(1), WHOLE),
     "supports one token early": Fault("supports-shifted", shift(-1), WHOLE),
@@ -247,6 +283,13 @@ FAULTS: dict[str, Fault] = {
     "an id twice in a support": Fault("support-id-twice", in_support(lambda ids, drawn: sorted([*ids, ids[0]]))),
     "the drawn id taken out": Fault(
         "sampled-outside", in_support(lambda ids, drawn: [one for one in ids if one != drawn])),
+    "an id that is not allowed": Fault(
+        "support-id-not-allowed", allow_all_but_one, (),
+        # SGLang has no such setting, and neither have those who train with its samples.
+        lambda name, variant: variant.has_settings and variant.form in {"vllm", "rollout"}),
+    "tokens behind a tool's with a penalty": Fault(
+        "trains-behind-others", with_tool, ((ROW, POSITION), (ROW, POSITION + 1)),
+        lambda name, variant: variant.form == "miles" and variant.has_settings),
     "an id with logit -inf": Fault("support-id-impossible", in_logits(make_impossible), fits=has_logits),
     "an id kept at minus infinity": Fault(
         "support-id-impossible", one_more(-9999.0), fits=lambda name, variant: variant.has_kept),
@@ -258,7 +301,7 @@ FAULTS: dict[str, Fault] = {
         "trains-behind-stop", stop_at, fits=lambda name, variant: not variant.has_logits,
         options=(("eos_token_ids", (STOP,)),)),
     "temperature 0": Fault(
-        "temperature-zero", lambda rows: both(rows, temperature=0.0), ((ROW - 1, -1), (ROW, -1)),
+        "temperature-zero", lambda rows: both(rows, temperature=0.0), BOTH,
         # SGLang takes it for top-k 1.
         lambda name, variant: variant.has_settings and variant.form != "sglang"),
     "a log-probability is null": Fault(

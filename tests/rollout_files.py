@@ -10,7 +10,7 @@ import base64
 import dataclasses
 import gzip
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class GoodRow:
       logits: [T, V] before temperature.
       temperature, top_k, top_p, min_p: what it was sampled with.
       loss_mask: which tokens train; None where all do.
+      more_params: settings besides those.
     """
 
     prompt_ids: list[int]
@@ -47,12 +48,13 @@ class GoodRow:
     top_p: float
     min_p: float
     loss_mask: list[bool] | None = None
+    more_params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def sampling_params(self) -> dict[str, Any]:
         """The settings as a request states them."""
         names = ("temperature", "top_k", "top_p", "min_p")
-        return {name: getattr(self, name) for name in names} | {"logprobs": 0}
+        return {name: getattr(self, name) for name in names} | {"logprobs": 0, **self.more_params}
 
 
 def good_rows(
@@ -383,8 +385,12 @@ def rollout_arrays(rows: Sequence[GoodRow]) -> dict[str, Any]:
     ids = [token_id for row in rows for support in row.supports for token_id in support]
     kept = [value for row in rows for values in row.kept_logprobs for value in values]
     params = {name: np.array([getattr(row, name) for row in rows]) for name in ("temperature", "top_p", "min_p")}
+    prompts = [group[0].prompt_ids for group in groups_of(rows)]
     return {
         "jaxmask_rollout": 1,
+        "prompt_ids": _padded(prompts, (len(prompts), max(map(len, prompts))), np.int32),
+        "prompt_lengths": np.array([len(prompt) for prompt in prompts], np.int32),
+        "sampling_allowed_token_ids": _allowed(rows),
         "token_ids": _padded([row.token_ids for row in rows], shape, np.int32),
         "lengths": np.array([len(row.token_ids) for row in rows], np.int32),
         "logprobs": _padded([row.logprobs for row in rows], shape, np.float32),
@@ -409,6 +415,15 @@ def _padded(parts: Sequence[Any], shape: tuple[int, ...], dtype: type) -> np.nda
     cells = np.zeros(shape, dtype)
     for row, part in enumerate(parts):
         cells[row, : len(part)] = part
+    return cells
+
+
+def _allowed(rows: Sequence[GoodRow]) -> np.ndarray:
+    """Ids that each row may draw, filled up with V; of nothing else where it may draw any."""
+    cells = np.full((len(rows), VOCAB_SIZE), VOCAB_SIZE, np.int32)
+    for row, own in enumerate(rows):
+        ids = own.more_params.get("allowed_token_ids", ())
+        cells[row, : len(ids)] = ids
     return cells
 
 

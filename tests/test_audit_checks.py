@@ -1,5 +1,7 @@
 """Checks one by one, on rows small enough to see through."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -70,7 +72,7 @@ def test_exchanged_supports_name_the_other_row_also_where_lengths_differ():
 
 def test_supports_of_the_prompt_are_seen_with_its_length_and_without():
     supports = [[3, 4], [8, 9], *GOOD["supports"]]
-    told = GOOD | {"supports": supports, "logprobs": [HALF, 0.0, HALF], "prompt_length": 2}
+    told = GOOD | {"supports": supports, "logprobs": [HALF, 0.0, HALF], "prompt_ids": [1, 2]}
     assert found(block(told)) == [("supports-of-prompt", 0, -1)]
     assert details(block(told), "supports-of-prompt") == ["5 supports for 3 tokens: 2 more in front"]
     long = {"token_ids": [1, 5, 9, 3, 2], "supports": [[3, 4], [8, 6], [1, 2], [5, 7], [4, 9], [3, 2], [2, 8]]}
@@ -109,6 +111,17 @@ def test_logits_give_the_values_of_the_modes():
     z = np.exp(np.array([4.0, 2.0, 0.0, -2.0]))
     assert values.kept_mass[0] == pytest.approx(z[:2].sum() / z.sum(), abs=1e-12)
     assert values.excess[0] == -1.0
+
+
+def test_logits_of_any_kind_give_values_without_a_warning():
+    """Warnings are errors here."""
+    for logits in itertools.product([np.nan, np.inf, -np.inf, 1.0, 3e38], repeat=3):
+        for size, temperature in itertools.product((1, 2, 3), (0.0, 0.7, np.nan)):
+            values = logit_values(
+                np.array([logits]), np.array([0]), np.array([size]), np.arange(size), np.array([temperature])
+            )
+            assert values.num_impossible[0] == (~np.isfinite(logits[:size])).sum()
+            assert np.isfinite(values.kept[0]) or np.isnan(values.kept[0])
 
 
 def of_logits(logprob, logits=(2.0, 1.0, 0.0), support=(0, 1, 2), temperature=0.5):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -188,3 +189,14 @@ def test_a_closed_pipe_is_no_error(bad):
             command, stdout=pipe, stderr=subprocess.PIPE, cwd=DATA.parents[1], timeout=120, check=False
         )
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_an_interrupt_is_one_line(tmp_path):
+    command = [sys.executable, "-m", "jaxmask", "audit", "-"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=DATA.parents[1]) as process:
+        # More than a pipe holds: somebody reads when this is through.
+        process.stdin.write(b"{}\n" * 100_000)
+        process.stdin.flush()
+        process.send_signal(signal.SIGINT)
+        code, error = process.wait(timeout=60), process.stderr.read()
+    assert (code, error) == (130, b"jaxmask audit: interrupted.\n")

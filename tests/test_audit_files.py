@@ -21,7 +21,7 @@ from rollout_files import (
     write_lines,
 )
 
-from jaxmask.audit import files
+from jaxmask.audit import archives, files
 from jaxmask.audit.builder import BLOCK_TOKENS, RowsBuilder
 from jaxmask.audit.completion import Completion
 from jaxmask.audit.rows import Rows, Setting
@@ -106,7 +106,8 @@ def test_real_answers_of_vllm():
     several = [name for name in rows.names if ":10, choice" in name]
     assert several == [f"vllm_responses_tiny.jsonl:10, choice {index}" for index in (0, 1)]
     assert rows.settings[2] == Setting(1.3, 200, 0.6, 0.02, asks_for_logprobs=True)
-    assert rows.settings[10] == Setting(0.6, 100, 0.97, 0.0, asks_for_logprobs=False)
+    expected = Setting(0.6, 100, 0.97, 0.0, asks_for_logprobs=False, looks_back="repetition_penalty")
+    assert rows.settings[10] == expected
     assert rows.groups[3:6].tolist() == [3, 3, 3]
     keys = rows.token_of_id * 512 + rows.support_ids
     assert np.isin(np.arange(len(rows.token_ids)) * 512 + rows.token_ids, keys).all()
@@ -313,3 +314,14 @@ def test_of_a_key_that_stands_twice_the_last_counts(tmp_path):
     text = json.dumps({"choices": [vllm_choice(ROWS[0])]}).replace('"index": 0', '"token_ids": [1, 2], "index": 0', 1)
     (tmp_path / "a.jsonl").write_text(text + "\n")
     assert read_whole(tmp_path / "a.jsonl").token_ids.tolist() == ROWS[0].token_ids
+
+
+def test_an_archive_made_to_fill_the_memory_is_not_read(tmp_path, monkeypatch):
+    """Zeros shrink to a thousandth; what is large and does not shrink is a large rollout."""
+    monkeypatch.setattr(archives, "MAX_UNPACKED", 2**20)
+    np.savez_compressed(tmp_path / "bomb.npz", token_ids_0=np.zeros(2**19, np.int64))
+    with pytest.raises(files.UnreadableError, match=r"token_ids_0\.npy: \d+ bytes would unpack to 4194432"):
+        [*files.read(tmp_path / "bomb.npz")]
+    some = np.random.default_rng(0).integers(0, 2**60, 2**19)
+    np.savez_compressed(tmp_path / "large.npz", tokens_0=some, response_length_0=2**19)
+    assert read_whole(tmp_path / "large.npz").lengths.tolist() == [2**19]

@@ -11,7 +11,7 @@ from jaxmask.audit.builder import RowsBuilder
 from jaxmask.audit.checks import CHECKS
 from jaxmask.audit.completion import Completion
 from jaxmask.audit.finding import Severity
-from jaxmask.audit.rows import Setting
+from jaxmask.audit.requests import SILENT, setting_of
 from tests.planted_faults import FAULTS
 from tests.rollout_files import VOCAB_SIZE, good_rows
 
@@ -35,10 +35,8 @@ STRICTER = {
 
 def refusal(rows, eos_token_ids=(), loss_mask=None):
     """What the learner says of rows; None where it takes them."""
-    params = [
-        jaxmask.SamplingParams(temperature=row.temperature, top_k=row.top_k, top_p=row.top_p, min_p=row.min_p)
-        for row in rows
-    ]
+    params = [jaxmask.SamplingParams(**row.sampling_params) for row in rows]
+    own = [row.loss_mask or [True] * len(row.token_ids) for row in rows]
     try:
         jaxmask.rollout_from_lists(
             [row.prompt_ids for row in rows],
@@ -47,7 +45,7 @@ def refusal(rows, eos_token_ids=(), loss_mask=None):
             [row.supports for row in rows],
             params=params,
             vocab_size=VOCAB_SIZE,
-            loss_mask=loss_mask or [[True] * len(row.token_ids) for row in rows],
+            loss_mask=loss_mask or own,
             eos_token_ids=eos_token_ids,
         )
     except ValueError as error:
@@ -59,9 +57,16 @@ def audited(rows, eos_token_ids=(), loss_mask=None, *, sees_all=False):
     builder = RowsBuilder()
     for number, row in enumerate(rows):
         more = {"kept_logprobs": row.kept_logprobs, "logits": row.logits, "full_logprobs": row.full_logprobs}
-        setting = Setting(row.temperature, row.top_k, row.top_p, row.min_p)
-        completion = Completion(f"row {number}", row.token_ids, row.supports, row.logprobs, setting=setting)
-        completion = dataclasses.replace(completion, loss_mask=None if loss_mask is None else loss_mask[number])
+        setting = setting_of(row.sampling_params, [], silent=SILENT)
+        completion = Completion(
+            f"row {number}",
+            row.token_ids,
+            row.supports,
+            row.logprobs,
+            setting=setting,
+            prompt_ids=row.prompt_ids,
+            loss_mask=row.loss_mask if loss_mask is None else loss_mask[number],
+        )
         builder.add(dataclasses.replace(completion, **more) if sees_all else completion)
     auditor = Auditor(vocab_size=VOCAB_SIZE, eos_token_ids=eos_token_ids)
     auditor.add(builder.build())
@@ -72,12 +77,13 @@ def audited(rows, eos_token_ids=(), loss_mask=None, *, sees_all=False):
 def test_the_learner_refuses_what_is_unfit_or_there_is_a_reason(title):
     fault, rows = FAULTS[title], good_rows()
     assert refusal(rows) is None
-    fault.plant(rows)
+    places = fault.plant(rows) or fault.places
     refused = refusal(rows, **dict(fault.options))
     severity = next((check.severity for check in CHECKS if check.code == fault.code), Severity.WARNING)
     if severity is Severity.ERROR and fault.code not in STRICTER:
         assert refused is not None
-        assert any(f"row {row}" in refused for row, _ in fault.places)
+        # With a prompt for each row, its group is the row.
+        assert any(f"{'group' if 'prompt' in title else 'row'} {row}" in refused for row, _ in places)
     elif severity is Severity.WARNING:
         assert refused is None
 
@@ -122,6 +128,11 @@ def mutated(row, random):
         {"token_ids": replaced(row.token_ids, random, 8)},
         {"temperature": float(random.choice([0.0, 0.5]))},
         {"token_ids": [], "supports": [], "logprobs": []},
+        {"prompt_ids": replaced(row.prompt_ids, random, token)},
+        {"prompt_ids": row.prompt_ids[: random.integers(2)]},
+        {"more_params": {"allowed_token_ids": random.permutation(VOCAB_SIZE)[: random.integers(1, 300)].tolist()}},
+        {"more_params": {"presence_penalty": 0.5}},
+        {"more_params": {"min_tokens": int(random.integers(2))}},
         {},
     )
     return dataclasses.replace(row, **edits[random.integers(len(edits))])
@@ -131,7 +142,7 @@ def test_nothing_that_the_learner_refuses_is_called_fit():
     random = np.random.default_rng(0)
     clean = good_rows(num_prompts=2, group_size=1, length=6)
     num_refused = num_taken = 0
-    for _ in range(120):
+    for _ in range(160):
         rows = [mutated(clean[0], random), clean[1]]
         if random.random() < 0.5 and None not in (rows[0].supports, rows[0].logprobs) and rows[0].token_ids:
             rows[0] = mutated(rows[0], random)

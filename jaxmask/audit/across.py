@@ -16,6 +16,7 @@ from jaxmask.audit.block import Block, Marks
 from jaxmask.audit.check import Check
 from jaxmask.audit.finding import Severity
 from jaxmask.audit.rows import Setting
+from jaxmask.audit.values import shown
 
 MAX_REMEMBERED = 2**16
 # Likelier completions may well be drawn twice: among a thousand, two of this probability are at one in two.
@@ -140,4 +141,4 @@ def _mask(found: dict[int, str], block: Block) -> Bool[np.ndarray, " R"]:
 def _difference(one: Setting, other: Setting) -> str:
     """The settings that differ: "top_p 0.9, not 0.8"."""
     pairs = [(name, value, vars(other)[name]) for name, value in vars(one).items()]
-    return ", ".join(f"{name} {value}, not {second}" for name, value, second in pairs if value != second)
+    return ", ".join(f"{name} {shown(value)}, not {shown(second)}" for name, value, second in pairs if value != second)

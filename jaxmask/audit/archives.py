@@ -31,6 +31,8 @@ _BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
 )
+# An array that unpacks to more than this, and to more than so many times what it takes, was made to fill the memory.
+MAX_UNPACKED, MAX_RATIO = 2**30, 100
 _NUMBERED = re.compile(r"(.+)_(\d{1,9})")
 
 
@@ -50,8 +52,9 @@ def arrays(path: Path) -> dict[str, Any]:
         # Opened here, as NumPy leaves a broken one open.
         with warnings.catch_warnings(action="ignore"), path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
+            _check_sizes(archive.zip)
             return {name: _array(archive, name) for name in archive.files}
-    # A single array has no files.
+    # A single array is no archive.
     except (AttributeError, *_BROKEN) as error:
         raise ValueError(str(error)) from error
 
@@ -74,6 +77,12 @@ def text(array: Any) -> str:
     if not isinstance(array, np.ndarray) or array.dtype != np.uint8:
         raise ValueError("it is no array of bytes")
     return array.tobytes().decode()
+
+
+def _check_sizes(archive: zipfile.ZipFile) -> None:
+    for entry in archive.infolist():
+        if entry.file_size > max(MAX_UNPACKED, MAX_RATIO * entry.compress_size):
+            raise ValueError(f"{entry.filename}: {entry.compress_size} bytes would unpack to {entry.file_size}")
 
 
 def _array(archive: Any, name: str) -> Any:

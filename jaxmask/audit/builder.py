@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from jaxmask.audit import pieces, values
 from jaxmask.audit.completion import Completion
+from jaxmask.audit.prompt import Prompt
 from jaxmask.audit.rows import NOT_GIVEN, Malformed, Rows, Setting
 from jaxmask.audit.values import WHOLE_ROW, Problem
 
@@ -24,7 +25,7 @@ class _Row:
     name: str
     setting: Setting
     group: int
-    prompt_length: int
+    prompt: Prompt
     vocab_size: int | None
     num_supports: int
     num_logprobs: int
@@ -114,7 +115,8 @@ class RowsBuilder:
             groups=np.array([row.group for row in rows], np.int64),
             num_bytes=num_bytes,
             vocab_size=max((row.vocab_size for row in rows if row.vocab_size is not None), default=None),
-            prompt_lengths=np.array([row.prompt_length for row in rows], np.int64),
+            prompt_lengths=np.array([row.prompt.length for row in rows], np.int64),
+            prompt_bounds=np.array([(row.prompt.least, row.prompt.largest) for row in rows], np.int64).reshape(-1, 2),
         )
 
     def _group(self, key: Hashable) -> int:
@@ -143,7 +145,7 @@ def _row(completion: Completion, group: int) -> _Row:
         name=completion.name,
         setting=completion.setting,
         group=group,
-        prompt_length=NOT_GIVEN if completion.prompt_length is None else completion.prompt_length,
+        prompt=Prompt.of(completion.prompt_ids, fields.prompt_ids, problems),
         vocab_size=completion.vocab_size,
         num_supports=NOT_GIVEN if given is None else len(all_sizes),
         num_logprobs=NOT_GIVEN if logprobs is None else len(logprobs[0]),

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from jaxmask.audit import displaced, filter_checks, logit_checks, logprob_checks, remarks, support_checks
+from jaxmask.audit import (
+    displaced,
+    filter_checks,
+    logit_checks,
+    logprob_checks,
+    remarks,
+    request_checks,
+    support_checks,
+)
 from jaxmask.audit.check import Check, Scope
 from jaxmask.audit.finding import Severity
 
@@ -21,6 +29,14 @@ CHECKS = (
           "A token id is outside the vocabulary.",
           "Check that tokenizer and model belong together, and that padding ids were cut off.",
           support_checks.token_outside_vocabulary, _SUPPORTS),
+    Check("prompt-outside-vocabulary", _ERROR,
+          "A prompt holds an id outside the vocabulary.",
+          "Check that tokenizer and model belong together, and that padding ids were cut off.",
+          request_checks.prompt_outside_vocabulary),
+    Check("prompt-empty", _ERROR,
+          "A prompt holds no id.",
+          "The model reads one id at least before it draws: begin prompts with the BOS id.",
+          request_checks.prompt_empty),
     Check("supports-of-prompt", _ERROR,
           "The supports begin with those of the prompt.",
           "Cut the prompt's supports off: one per completion token, and none before it.",
@@ -61,6 +77,10 @@ CHECKS = (
           "A sampled id lies outside its support.",
           "Record the support in the sampler itself; one that is derived again later differs at ties and cut-offs.",
           support_checks.sampled_outside, _SUPPORTS),
+    Check("support-id-not-allowed", _ERROR,
+          "A support holds an id that is none of its row's allowed_token_ids.",
+          "Record the support behind all that takes ids away; are settings and supports of the same request?",
+          request_checks.not_allowed, _SUPPORTS),
     Check("support-id-impossible", _ERROR,
           "A support holds an id that could not be drawn: its logit or log-probability is not finite.",
           "Take supports from the logits that were drawn from, after all filters.",
@@ -73,6 +93,10 @@ CHECKS = (
           "A token trains behind the stop id that ended the completion.",
           "Cut the completion behind its first stop id, or take what follows out of the loss mask.",
           support_checks.behind_stop),
+    Check("trains-behind-others", _ERROR,
+          "A token trains behind tokens of others, with a setting that looks back at the output.",
+          "What the engine counted as output is not known: sample turns with tools without penalties and bad words.",
+          request_checks.behind_others),
     Check("temperature-zero", _ERROR,
           "A row trains that was sampled at temperature 0.",
           "Greedy decoding draws from no distribution: sample at a temperature above 0.",

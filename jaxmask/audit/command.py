@@ -18,6 +18,8 @@ from jaxmask.audit.files import AUTO, FORMS, UnreadableError
 from jaxmask.audit.report_text import printable
 
 FIT, NOT_FIT, UNREADABLE = 0, 1, 2
+# What shells give for a program that Ctrl-C ended.
+INTERRUPTED = 130
 STDIN = "-"
 _ENDING = """exit code: 0 fit to train on, 1 not fit, 2 a wrong option or a file that cannot be read.
 --vocab-size and --eos-token-id are those of the model; without them, ids and ends of completions are checked less."""
@@ -65,6 +67,9 @@ def run(options: argparse.Namespace) -> int:
             # Names of files and arrays stand in it.
             print(f"jaxmask audit: {printable(str(error))}", file=sys.stderr)
             return UNREADABLE
+        except KeyboardInterrupt:
+            print("jaxmask audit: interrupted.", file=sys.stderr)
+            return INTERRUPTED
     return FIT if result.is_fit else NOT_FIT
 
 

@@ -39,6 +39,7 @@ class Fields:
     full_logprobs: str = "full_logprobs"
     kept_logprobs: str = "sampling_mask_logprobs"
     loss_mask: str = "loss_mask"
+    prompt_ids: str = "prompt"
 
 
 PLAIN = Fields()
@@ -59,7 +60,7 @@ class Completion:
       loss_mask: which tokens train. None: all of them.
       setting: what it was sampled with.
       group: something equal for the completions of one prompt; None: not known.
-      prompt_length: tokens of the prompt; None: not known.
+      prompt_ids: of the prompt; None: not known.
       vocab_size: number of ids, V; None: the file does not say.
       fields: what the parts are called.
       problems: those known already.
@@ -75,7 +76,7 @@ class Completion:
     loss_mask: Any = None
     setting: Setting = NOT_SAID
     group: Hashable = None
-    prompt_length: int | None = None
+    prompt_ids: Any = None
     vocab_size: int | None = None
     fields: Fields = PLAIN
     problems: tuple[Problem, ...] = ()

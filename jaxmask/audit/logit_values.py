@@ -90,7 +90,6 @@ def _values(
     z = np.where(np.isfinite(z), z, -np.inf)
     inside, outside = np.where(keep, z, np.inf), np.where(keep, -np.inf, z)
     largest, least = outside.max(axis=1), inside.min(axis=1)
-    excess = np.where(np.isfinite(largest) & np.isfinite(least), largest - least, -np.inf)
 
     is_token = (token_ids >= 0) & (token_ids < V)
     own = np.where(is_token, z[np.arange(N), np.where(is_token, token_ids, 0)], np.nan)
@@ -102,7 +101,9 @@ def _values(
     def usable(values: np.ndarray) -> np.ndarray:
         return np.where(is_usable & np.isfinite(values), values, np.nan)
 
+    # Infinities and NaN of the logits make more of them, and they are what is looked for.
     with np.errstate(invalid="ignore"):
+        excess = np.where(np.isfinite(largest) & np.isfinite(least), largest - least, -np.inf)
         return LogitValues(
             usable(own / temperature - kept),
             usable(own / temperature - full),

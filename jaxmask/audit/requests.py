@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from jaxmask.audit.rows import Setting
-from jaxmask.audit.values import WHOLE_ROW, Problem, is_row, shown
+from jaxmask.audit.values import WHOLE_ROW, Problem, is_integer, shown
 
 # What both vLLM's token endpoint and SGLang's take where a request is silent.
 SILENT = Setting(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 # vLLM, sampling_params.py: _MAX_TEMP.
 MIN_TEMPERATURE = 0.01
+# What depends on the tokens that the engine put out before, with the value that turns it off.
+_LOOKS_BACK = {
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "bad_words": [],
+    "min_tokens": 0,
+    "min_new_tokens": 0,
+}
 
 
 def setting_of(params: Any, problems: list[Problem], *, silent: Setting, field: str = "sampling_params") -> Setting:
@@ -43,7 +49,13 @@ def setting_of(params: Any, problems: list[Problem], *, silent: Setting, field: 
             problems.append(Problem(WHOLE_ROW, f"{field}.{name}", f"{shown(value)} is outside of its range"))
         elif value is not None:
             given[name] = value if name == "top_k" else float(value)
-    return dataclasses.replace(silent, **given, **_ends(params))
+    return dataclasses.replace(
+        silent,
+        **given,
+        **_ends(params),
+        allowed_token_ids=_allowed(params.get("allowed_token_ids"), f"{field}.allowed_token_ids", problems),
+        looks_back=next((name for name, off in _LOOKS_BACK.items() if params.get(name) not in (None, off)), None),
+    )
 
 
 def _is_in_range(name: str, value: float | int) -> bool:
@@ -63,25 +75,18 @@ def _ends(params: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _allowed(ids: Any, field: str, problems: list[Problem]) -> tuple[int, ...] | None:
+    if ids is None:
+        return None
+    if isinstance(ids, list) and ids and all(map(is_integer, ids)):
+        return tuple(ids)
+    problems.append(Problem(WHOLE_ROW, field, f"{shown(ids)} stands where a list of ids should"))
+    return None
+
+
 def raised(setting: Setting) -> Setting:
     """The setting as vLLM and our server take it: a temperature above 0 is at least 0.01."""
     temperature = setting.temperature
     if temperature is not None and 0 < temperature < MIN_TEMPERATURE:
         return dataclasses.replace(setting, temperature=MIN_TEMPERATURE)
     return setting
-
-
-def prompt_key(token_ids: Any) -> Hashable:
-    """Something equal for equal prompts; None for what is no prompt's ids."""
-    if not is_row(token_ids) or len(token_ids) == 0:
-        return None
-    if isinstance(token_ids, list) and not set(map(type, token_ids)) <= {int}:
-        return None
-    if isinstance(token_ids, np.ndarray) and token_ids.dtype.kind not in "iu":
-        return None
-    try:
-        ids = np.array(token_ids, np.int64)
-    except (OverflowError, ValueError):
-        return None
-    # A digest: all prompts of a file are kept, and some are long.
-    return hashlib.blake2b(ids.tobytes(), digest_size=16).digest()

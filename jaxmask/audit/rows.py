@@ -22,6 +22,8 @@ class Setting:
       stop_token_ids: ids that end the row, besides those of its model.
       ignore_eos: whether the model's own stop ids do not end it.
       asks_for_logprobs: whether log-probabilities were asked for.
+      allowed_token_ids: the only ids that could be drawn.
+      looks_back: the name of a setting that depends on the tokens the engine put out before (a penalty, say).
     """
 
     temperature: float | None = None
@@ -31,6 +33,8 @@ class Setting:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     asks_for_logprobs: bool | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    looks_back: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +83,7 @@ class Rows:
       num_bytes: what the block took in the file.
       vocab_size: number of ids, V, where the file says so; None where it does not.
       prompt_lengths: tokens of each row's prompt; -1: not known. None: nowhere.
+      prompt_bounds: the least and the largest id of each row's prompt; 0 where it has none, or is not known.
     """
 
     names: tuple[str, ...]
@@ -100,6 +105,7 @@ class Rows:
     num_bytes: int = 0
     vocab_size: int | None = None
     prompt_lengths: Int[np.ndarray, " R"] | None = None
+    prompt_bounds: Int[np.ndarray, "R 2"] | None = None
 
     @property
     def row_of_token(self) -> Int[np.ndarray, " N"]:

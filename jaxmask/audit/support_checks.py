@@ -27,8 +27,8 @@ def token_outside_vocabulary(block: Block, is_open: Bool[np.ndarray, " N"]) -> M
         if 0 <= one.position < block.rows.lengths[one.row]:
             is_malformed[block.first_tokens[one.row] + one.position] = True
     return block.at_tokens(
-        _is_outside(block, block.rows.token_ids) & ~is_malformed,
-        lambda token: f"id {block.rows.token_ids[token]}{_range(block)}",
+        is_outside(block, block.rows.token_ids) & ~is_malformed,
+        lambda token: f"id {block.rows.token_ids[token]}{range_of_ids(block)}",
     )
 
 
@@ -70,12 +70,11 @@ def empty(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
 
 def id_outside_vocabulary(block: Block, is_open: Bool[np.ndarray, " N"]) -> Marks:
     """Supports with an id outside [0, V)."""
-    is_outside = _is_outside(block, block.rows.support_ids)
-    marked, number = _tokens_of(block, is_outside)
+    marked, number = _tokens_of(block, is_outside(block, block.rows.support_ids))
 
     def detail(token: int) -> str:
         ids = block.support(token)
-        return f"id {ids[_is_outside(block, ids)][0]}{_range(block)}"
+        return f"id {ids[is_outside(block, ids)][0]}{range_of_ids(block)}"
 
     return block.at_tokens(is_open & marked, detail, number)
 
@@ -152,11 +151,13 @@ def is_filling(block: Block) -> Bool[np.ndarray, " N"]:
     return block.is_stop & (block.position > last_other[block.row] + 1)
 
 
-def _is_outside(block: Block, ids: np.ndarray) -> np.ndarray:
+def is_outside(block: Block, ids: Int[np.ndarray, " *S"]) -> Bool[np.ndarray, " *S"]:
+    """Which ids lie outside [0, V), or below 0 where V is not known."""
     return ids < 0 if block.vocab_size is None else (ids < 0) | (ids >= block.vocab_size)
 
 
-def _range(block: Block) -> str:
+def range_of_ids(block: Block) -> str:
+    """What is wrong with such an id, to go on with behind it."""
     return " is negative" if block.vocab_size is None else f" is outside [0, {block.vocab_size})"
 
 

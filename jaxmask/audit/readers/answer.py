@@ -13,7 +13,7 @@ from typing import Any
 from jaxmask.audit import archives
 from jaxmask.audit.completion import Completion, Cut
 from jaxmask.audit.exchange import Exchange
-from jaxmask.audit.requests import prompt_key
+from jaxmask.audit.prompt import prompt_key
 from jaxmask.audit.values import WHOLE_ROW, Problem
 
 
@@ -35,6 +35,7 @@ def completions(exchange: Exchange) -> Iterator[Completion]:
             choice.get("token_ids"),
             supports=Cut(choice["mask_ids"], choice["mask_offsets"]) if has_mask else None,
             logprobs=choice.get("logprobs"),
+            prompt_ids=prompt,
             group="one prompt" if group is None and len(choices) > 1 else group,
             problems=tuple(problems),
         )

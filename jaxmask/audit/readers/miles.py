@@ -22,7 +22,8 @@ import numpy as np
 from jaxmask.audit import values
 from jaxmask.audit.completion import NOT_SAID, Completion, Cut, Fields
 from jaxmask.audit.exchange import Exchange
-from jaxmask.audit.requests import prompt_key, setting_of
+from jaxmask.audit.prompt import prompt_key
+from jaxmask.audit.requests import setting_of
 from jaxmask.audit.values import WHOLE_ROW, Problem, shown
 
 _MASK = "rollout_sampling_mask"
@@ -67,7 +68,7 @@ def _completion(name: str, sample: Mapping[str, Any]) -> Completion:
         loss_mask=sample.get("loss_mask"),
         setting=setting_of(sample.get("sampling_params"), problems, silent=NOT_SAID),
         group=("index", group) if type(group) is int else prompt_key(tokens[:begin]) if begin else None,
-        prompt_length=begin or None,
+        prompt_ids=tokens[:begin] if begin else None,
         fields=FIELDS,
         problems=tuple(problems),
     )

@@ -13,7 +13,7 @@ Source: prime-rl, src/prime_rl/transport/types.py, TrainingSample and SamplingMa
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ import numpy as np
 from jaxmask.audit import values
 from jaxmask.audit.completion import Completion, Cut, Fields
 from jaxmask.audit.exchange import Exchange
-from jaxmask.audit.requests import prompt_key, raised
+from jaxmask.audit.prompt import prompt_key
+from jaxmask.audit.requests import raised
 from jaxmask.audit.rows import Setting
 from jaxmask.audit.values import WHOLE_ROW, Problem, shown
 
@@ -57,9 +58,9 @@ def completions(exchange: Exchange) -> Iterator[Completion]:
     temperature = _temperature(sample.get("temperatures"), parts["loss_mask"], problems)
     are_rows = all(part is None or values.is_row(part) for part in (ids, kept))
     begin = _begin(parts) if are_rows else 0
-    group: Hashable = None
+    prompt = None
     if begin:
-        group = prompt_key(parts["token_ids"][:begin])
+        prompt = parts["token_ids"][:begin]
         num_before = int(np.sum(parts["counts"][:begin])) if counts is not None else 0
         ids, kept = None if ids is None else ids[num_before:], None if kept is None else kept[num_before:]
         parts = {name: None if part is None else part[begin:] for name, part in parts.items()}
@@ -71,7 +72,8 @@ def completions(exchange: Exchange) -> Iterator[Completion]:
         kept_logprobs=kept,
         loss_mask=parts["loss_mask"],
         setting=raised(Setting(temperature=temperature)),
-        group=group,
+        group=prompt_key(prompt),
+        prompt_ids=prompt,
         fields=FIELDS,
         problems=tuple(problems),
     )

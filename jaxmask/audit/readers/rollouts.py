@@ -57,7 +57,7 @@ def completions(exchange: Exchange) -> Iterator[Completion]:
             loss_mask=_cells(named, "sampled_mask", row, length, tokens.shape, problems),
             setting=_setting(named, row),
             group=_group(named, row),
-            prompt_length=_prompt_length(named, row),
+            prompt_ids=_prompt(named, row),
             vocab_size=vocab_size,
             problems=(*problems, *_unknown(named)),
         )
@@ -121,7 +121,8 @@ def _setting(named: Mapping[str, Any], row: int) -> Setting:
         top_k=0 if is_off else None if top_k is None else int(top_k),
         top_p=_number(named, "top_p", row),
         min_p=_number(named, "min_p", row),
-        stop_token_ids=_stop_ids(named, row),
+        stop_token_ids=tuple(_ids(named, "stop_token_ids", row)),
+        allowed_token_ids=_allowed(_ids(named, "allowed_token_ids", row), vocab_size),
     )
 
 
@@ -142,18 +143,26 @@ def _vocab_size(named: Mapping[str, Any]) -> int | None:
     return int(array)
 
 
-def _stop_ids(named: Mapping[str, Any], row: int) -> tuple[int, ...]:
-    array = named.get(f"{SAMPLING}stop_token_ids")
+def _ids(named: Mapping[str, Any], name: str, row: int) -> list[int]:
+    array = named.get(f"{SAMPLING}{name}")
     if not isinstance(array, np.ndarray) or array.ndim != 2 or array.dtype.kind not in "iu" or row >= len(array):
-        return ()
-    return tuple(token_id for token_id in array[row].tolist() if token_id >= 0)
+        return []
+    return [token_id for token_id in array[row].tolist() if token_id >= 0]
 
 
-def _prompt_length(named: Mapping[str, Any], row: int) -> int | None:
-    lengths, group = named.get("prompt_lengths"), _group(named, row)
+def _allowed(ids: list[int], vocab_size: float | None) -> tuple[int, ...] | None:
+    """Without padding, which is at or past V; a row of nothing else is not restricted."""
+    return tuple(one for one in ids if vocab_size is not None and one < vocab_size) or None
+
+
+def _prompt(named: Mapping[str, Any], row: int) -> Any:
+    """The ids of a row's prompt, without padding; None where they are not to be had."""
+    ids, lengths, group = named.get("prompt_ids"), named.get("prompt_lengths"), _group(named, row)
     if not isinstance(lengths, np.ndarray) or lengths.ndim != 1 or lengths.dtype.kind not in "iu" or group is None:
         return None
-    return int(lengths[group]) if group < len(lengths) else None
+    if not isinstance(ids, np.ndarray) or ids.ndim != 2 or group >= min(len(ids), len(lengths)):
+        return None
+    return ids[group, : max(int(lengths[group]), 0)]
 
 
 def _group(named: Mapping[str, Any], row: int) -> int | None:

@@ -13,8 +13,9 @@ from typing import Any
 
 from jaxmask.audit.completion import NOT_SAID, Completion
 from jaxmask.audit.exchange import Exchange
+from jaxmask.audit.prompt import prompt_key
 from jaxmask.audit.readers import vllm
-from jaxmask.audit.requests import prompt_key, raised, setting_of
+from jaxmask.audit.requests import raised, setting_of
 from jaxmask.audit.values import Problem
 
 
@@ -31,5 +32,4 @@ def completions(exchange: Exchange) -> Iterator[Completion]:
     prompt = sample.get("prompt_token_ids")
     group = prompt_key(prompt)
     completion = vllm.completion(exchange.where.name(), sample, problems, setting=setting, group=group)
-    prompt_length = len(prompt) if isinstance(prompt, list) else None
-    yield dataclasses.replace(completion, loss_mask=sample.get("loss_mask"), prompt_length=prompt_length)
+    yield dataclasses.replace(completion, loss_mask=sample.get("loss_mask"), prompt_ids=prompt)

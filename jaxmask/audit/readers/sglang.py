@@ -22,8 +22,9 @@ from typing import Any
 
 from jaxmask.audit.completion import NOT_SAID, Completion, Fields
 from jaxmask.audit.exchange import Exchange
+from jaxmask.audit.prompt import prompt_key
 from jaxmask.audit.readers import vllm
-from jaxmask.audit.requests import SILENT, prompt_key, setting_of
+from jaxmask.audit.requests import SILENT, setting_of
 from jaxmask.audit.rows import Setting
 from jaxmask.audit.values import WHOLE_ROW, Problem, shown
 
@@ -58,9 +59,9 @@ def completions(exchange: Exchange) -> Iterator[Completion]:
         name = exchange.where.name(number if has_several else None)
         problems: list[Problem] = []
         setting = _setting(request, number, len(answers), problems)
-        group = _group(exchange, request, number, len(answers))
-        completion = _completion(name, one, setting, group, problems)
-        yield dataclasses.replace(completion, prompt_length=_prompt_length(request, number, len(answers)))
+        prompt = _prompt(request, number, len(answers))
+        group = _group(exchange, prompt, number, len(answers))
+        yield dataclasses.replace(_completion(name, one, setting, group, problems), prompt_ids=prompt)
 
 
 def _completion(name: str, answer: Any, setting: Setting, group: Hashable, problems: list[Problem]) -> Completion:
@@ -125,23 +126,20 @@ def _setting(request: Mapping[str, Any], number: int, num_answers: int, problems
     return setting
 
 
-def _group(exchange: Exchange, request: Mapping[str, Any], number: int, num_answers: int) -> Hashable:
-    prompt_ids = request.get("input_ids")
-    is_nested = isinstance(prompt_ids, list) and any(isinstance(one, list) for one in prompt_ids[:1])
-    prompt = prompt_key(_of_answer(prompt_ids, number, num_answers) if is_nested else prompt_ids)
-    if prompt is not None or num_answers == 1:
-        return prompt
-    texts = request.get("text")
+def _prompt(request: Mapping[str, Any], number: int, num_answers: int) -> Any:
+    prompt = request.get("input_ids")
+    is_nested = isinstance(prompt, list) and any(isinstance(one, list) for one in prompt[:1])
+    return _of_answer(prompt, number, num_answers) if is_nested else prompt
+
+
+def _group(exchange: Exchange, prompt: Any, number: int, num_answers: int) -> Hashable:
+    key = prompt_key(prompt)
+    if key is not None or num_answers == 1:
+        return key
+    texts = None if exchange.request is None else exchange.request.get("text")
     # Text is known to be of one prompt, or to be a list of them.
     which = number * len(texts) // num_answers if isinstance(texts, list) else 0
     return (exchange.where.line, exchange.where.item, which)
-
-
-def _prompt_length(request: Mapping[str, Any], number: int, num_answers: int) -> int | None:
-    prompt = request.get("input_ids")
-    is_nested = isinstance(prompt, list) and any(isinstance(one, list) for one in prompt[:1])
-    prompt = _of_answer(prompt, number, num_answers) if is_nested else prompt
-    return len(prompt) if isinstance(prompt, list) else None
 
 
 def _of_answer(given: Any, number: int, num_answers: int) -> Any:

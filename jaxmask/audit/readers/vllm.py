@@ -18,8 +18,9 @@ from typing import Any
 from jaxmask.audit import values
 from jaxmask.audit.completion import NOT_SAID, Completion, Cut
 from jaxmask.audit.events import joined
-from jaxmask.audit.exchange import Exchange, Where
-from jaxmask.audit.requests import SILENT, prompt_key, raised, setting_of
+from jaxmask.audit.exchange import Exchange
+from jaxmask.audit.prompt import prompt_key
+from jaxmask.audit.requests import SILENT, raised, setting_of
 from jaxmask.audit.values import WHOLE_ROW, Problem, shown
 
 
@@ -47,8 +48,11 @@ def completions(exchange: Exchange) -> Iterator[Completion]:
     if has_request and isinstance(params, Mapping):
         # vLLM sends none unless a number of them is asked for.
         setting = dataclasses.replace(setting, asks_for_logprobs=params.get("logprobs") is not None)
-    group = _group(exchange.where, request, answer)
-    prompt_length = _prompt_length(request.get("token_ids"), answer.get("prompt_token_ids"))
+    # Other endpoints take the prompt as text.
+    prompt = answer.get("prompt_token_ids") if request.get("token_ids") is None else request["token_ids"]
+    group = prompt_key(prompt)
+    if group is None and len(answer["choices"]) > 1:
+        group = (exchange.where.line, exchange.where.item)
     if not answer["choices"]:
         problem = Problem(WHOLE_ROW, "choices", "the answer has none")
         yield Completion(exchange.where.name(), [], [], [], setting=setting, problems=(*problems, problem))
@@ -59,7 +63,7 @@ def completions(exchange: Exchange) -> Iterator[Completion]:
         shown_index = index if type(index) is int else number
         name = exchange.where.name(shown_index if len(answer["choices"]) > 1 else None)
         row = completion(name, choice, problems, setting=setting, group=group)
-        yield dataclasses.replace(row, prompt_length=prompt_length)
+        yield dataclasses.replace(row, prompt_ids=prompt)
         problems = []
 
 
@@ -112,17 +116,6 @@ def _check_usage(answer: Mapping[str, Any], problems: list[Problem]) -> None:
     if type(stated) is int and all(map(_is_list, given)) and number != stated:
         text = f"completion_tokens are {stated}, and the choices hold {number}"
         problems.append(Problem(WHOLE_ROW, "usage", text))
-
-
-def _prompt_length(*prompts: Any) -> int | None:
-    return next((len(one) for one in prompts if isinstance(one, list)), None)
-
-
-def _group(where: Where, request: Mapping[str, Any], answer: Mapping[str, Any]) -> Hashable:
-    prompt = prompt_key(request.get("token_ids"))
-    # Other endpoints take the prompt as text.
-    prompt = prompt_key(answer.get("prompt_token_ids")) if prompt is None else prompt
-    return (where.line, where.item) if prompt is None and len(answer["choices"]) > 1 else prompt
 
 
 def _logprobs(given: Any, token_ids: Any, problems: list[Problem]) -> Any:
