@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from serve import LLM
     from serve.api.service import Service
 
+LOG = logging.getLogger("serve")
 API_KEY_VARIABLE = "JAXMASK_API_KEY"
 
 
@@ -125,6 +126,7 @@ def open_service(options: ServerOptions) -> Service:
         drain_timeout=options.drain_timeout,
     )
     keep_programs(options.compilation_cache_dir)
+    LOG.info("loading %s", options.model)
     llm = _open_model(options)
     if options.warmup != "none":
         warm_up(llm.engine, all_sizes=options.warmup == "all")

@@ -23,6 +23,7 @@ def warm_up(engine: Engine, *, all_sizes: bool = False) -> None:
       engine: without requests.
       all_sizes: for each number of slots that there may be, not only for the smallest.
     """
+    LOG.info("compiling for the first requests")
     before, started = compiled_so_far(), time.monotonic()
     config = engine.config
     sizes = {bucket(config.min_num_seqs, config.max_num_seqs)}

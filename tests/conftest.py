@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -61,6 +62,19 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A browser without a window."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("no Chromium on this machine")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 # The memory maps that this process may have when a file of tests begins, and within one, whose fixtures have compiled

@@ -17,7 +17,7 @@ def prompt_outside_vocabulary(block: Block, is_open: Bool[np.ndarray, " N"]) -> 
         return block.nowhere()
     outside = is_outside(block, bounds)
     return block.at_rows(
-        outside.any(axis=1),
+        outside[:, 0] | outside[:, 1],
         lambda row: f"id {bounds[row, outside[row].argmax()]} of the prompt{range_of_ids(block)}",
     )
 

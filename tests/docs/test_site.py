@@ -8,7 +8,6 @@ import http.server
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -20,11 +19,9 @@ import pytest
 import yaml
 from blocks import PAGES, ROOT
 from mkdocs.exceptions import PluginError
-from playwright.sync_api import sync_playwright
 
 # What a browser fetches by itself.
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SHOWN = ("index.html", "api/scores.html", "benchmarks.html")
 IN_STYLES = re.compile(r"@import\s+[\"']?https?:|url\([\"']?https?:")
 
@@ -96,17 +93,6 @@ def address(site):
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
         thread.join()
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        pytest.skip("no Chromium on this machine")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 def test_every_page_is_there(site):

@@ -2,18 +2,16 @@ import contextlib
 import itertools
 import math
 import re
-import shutil
 import time
 
 import pytest
 from engine_models import MODEL, PIECES, V, Words
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 from serving import running_server
 
 from serve.api.page import PAGE, _pieces, page_headers
 from serve.colours import BANDS
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # What a model may write, and what must not come of it.
 HOSTILE = {
     "DEF": "<img src=x onerror=\"document.title='taken'\">",
@@ -36,17 +34,6 @@ SAMPLING = {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "min_p": 0, "max_tok
 def running():
     with running_server(tokenizer=TOKENIZER, is_warm=False, max_logprobs=5) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        pytest.skip("no Chromium on this machine")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @contextlib.contextmanager
