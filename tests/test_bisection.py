@@ -80,6 +80,7 @@ def test_every_filter_on_every_kind_of_row(vocab_size):
     assert truth.is_exact.mean() > 0.8
 
 
+@pytest.mark.unoptimized
 def test_ties_are_taken_by_id():
     """P01, P03, and an exact boundary inside a tie."""
     logits = np.array([[1, 2, 2, 2, 3], [0, 0, 0, 0, -9], [1, 1, 1, 1, 1]], np.float32)
@@ -89,12 +90,14 @@ def test_ties_are_taken_by_id():
     assert [np.flatnonzero(row).tolist() for row in equal] == [list(range(n)) for n in range(1, 8)]
 
 
+@pytest.mark.unoptimized
 def test_one_large_tie():
     """vLLM's vector: 1000 tied tokens at top_p 0.5 keep the first 500."""
     (kept,) = keep(np.zeros((1, 1000)), [SamplingParams(top_p=0.5)])
     assert np.flatnonzero(kept).tolist() == list(range(500))
 
 
+@pytest.mark.unoptimized
 def test_rows_with_filters_off_keep_every_token_beside_rows_with_filters_on():
     logits = np.log(np.array([[0.4, 0.3, 0.2, 0.1]] * 3))
     params = [SamplingParams(), SamplingParams(top_k=2, top_p=0.5), SamplingParams(min_p=0.6)]
@@ -180,6 +183,7 @@ def test_boundaries_on_a_unit_of_mass():
     check_exactly(kept, logits, params)
 
 
+@pytest.mark.unoptimized
 def test_first_tokens_in_canonical_order():
     logits = jnp.array([[1.0, 3.0, 3.0, -jnp.inf, 3.0, 2.0]] * 5)
     is_token = np.array([[1, 1, 1, 0, 1, 1]] * 4 + [[1, 1, 0, 0, 1, 1]], bool)

@@ -9,6 +9,10 @@ from jax.sharding import PartitionSpec
 from jaxmask import History, SamplingBatch, SamplingParams, shards
 from jaxmask.edits import EDITS, EditTerms, apply_edits
 
+pytestmark = pytest.mark.unoptimized
+# Those that ask for equal bits.
+OPTIMIZED = pytest.mark.optimized
+
 NO = -np.inf
 
 
@@ -59,6 +63,7 @@ def test_cells_past_a_prompts_length_are_never_read():
         assert np.flatnonzero(history.in_prompt).tolist() == [5, 6]
 
 
+@OPTIMIZED
 def test_repetition_sees_prompt_and_output_the_others_only_the_output():
     """P16."""
     params = SamplingParams(repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25)
@@ -78,6 +83,7 @@ def test_repetition_divides_positive_and_multiplies_other_logits(penalty, expect
     assert_near(edited([2, -2, 0, 0.5], SamplingParams(repetition_penalty=penalty), [[0, 1]], [[2, 3]]), [expected])
 
 
+@OPTIMIZED
 def test_a_row_without_penalties_is_left_alone():
     """P18: bit for bit, whatever its neighbour does."""
     logits = np.random.default_rng(0).normal(size=(2, 8)).astype(np.float32)
@@ -205,6 +211,7 @@ def everything(rng, vocab_size, num_rows):
     return params, prompts, outputs
 
 
+@OPTIMIZED
 def test_all_edits_together_are_the_oracles():
     rng = np.random.default_rng(1)
     V = 33
@@ -218,6 +225,7 @@ def test_all_edits_together_are_the_oracles():
     np.testing.assert_array_equal(edited(logits, params, prompts, outputs, eos=[0, 5]), np.stack(expected))
 
 
+@OPTIMIZED
 def test_kept_columns_are_edited_like_whole_rows():
     """What the learner replays on kept ids is what the sampler did on the vocabulary."""
     rng = np.random.default_rng(2)
@@ -240,6 +248,7 @@ def everything_of(seed, vocab_size, num_rows):
     return batch, History.from_lists(prompts, outputs, batch), steps
 
 
+@OPTIMIZED
 @pytest.mark.parametrize("seed", [3, 4])
 def test_terms_of_some_ids_are_those_of_the_vocabulary(seed):
     V, num_rows = 33, 60
@@ -256,6 +265,7 @@ def test_terms_of_some_ids_are_those_of_the_vocabulary(seed):
         assert (np.asarray(term) != np.asarray(term)[0, 0]).any()
 
 
+@OPTIMIZED
 def test_unused_cells_of_a_support_do_no_harm():
     """They hold vocab_size, which pads every list too."""
     rng = np.random.default_rng(5)
@@ -279,6 +289,7 @@ def test_rows_without_an_allow_list_allow_any_id_asked_for():
     assert terms.is_allowed.tolist() == [[False, True, True], [True, True, True]]
 
 
+@OPTIMIZED
 @pytest.mark.parametrize("num_columns", [5, 7])
 def test_slices_of_the_terms_side_by_side_are_the_whole(num_columns):
     """33 ids in 8 slices: the last ones reach past the vocabulary, or lie beyond it."""

@@ -18,6 +18,10 @@ from jaxmask import (
     support_scores,
 )
 
+pytestmark = pytest.mark.unoptimized
+# Those that ask for equal bits.
+OPTIMIZED = pytest.mark.optimized
+
 D, V = 5, 19
 
 
@@ -101,6 +105,7 @@ def assert_gradient(actual, expected):
     np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerances.GRADIENT * max(1.0, np.abs(expected).max()))
 
 
+@OPTIMIZED
 @FORMS
 def test_values_are_the_oracles(form):
     hidden, head, lists, token_ids, temperatures = case()
@@ -194,6 +199,7 @@ def test_gradient_of_the_entropy(form):
     assert_gradient(d_hidden, d_logits @ head)
 
 
+@OPTIMIZED
 @FORMS
 def test_head_rows_outside_every_support_get_exactly_no_gradient(form):
     hidden, head, *_ = case()
@@ -219,6 +225,7 @@ def test_a_support_of_one_has_log_probability_0_and_no_gradient(form):
     assert np.asarray(d_hidden)[2].all()
 
 
+@OPTIMIZED
 @FORMS
 def test_nothing_outside_the_support_matters(form):
     """P73: NaN, infinities and huge logits there change no value and no gradient, bit for bit."""
@@ -238,6 +245,7 @@ def test_nothing_outside_the_support_matters(form):
     assert np.isfinite(gradient).all()
 
 
+@OPTIMIZED
 @FORMS
 def test_a_token_outside_its_support(form):
     hidden, head, *_ = case()
@@ -293,6 +301,7 @@ def test_packed_is_compact():
         assert_gradient(one, other)
 
 
+@OPTIMIZED
 @FORMS
 def test_one_temperature_or_one_per_row(form):
     hidden, head, lists, token_ids, _ = case()
@@ -486,6 +495,7 @@ def test_errors_name_what_does_not_fit():
         support_log_probs(jnp.zeros((2, D)), jnp.zeros((V - 1, D)), support, ids)
 
 
+@OPTIMIZED
 @FORMS
 def test_rows_without_a_support_reach_no_gradient_whatever_they_hold(form):
     """DESIGN 2: what lies in cells that were not sampled changes nothing, bit for bit."""
@@ -500,6 +510,7 @@ def test_rows_without_a_support_reach_no_gradient_whatever_they_hold(form):
         np.testing.assert_array_equal(one, other)
 
 
+@OPTIMIZED
 def test_a_greedy_temperature_tempers_nothing_as_in_the_sampler():
     support = Support.from_lists([[0, 1, 2]] * 2, 3)
     logits, token_ids = jnp.array([[1.0, 2.0, 0.0]] * 2), jnp.array([0, 1], jnp.int32)
@@ -518,6 +529,7 @@ def test_temperatures_that_do_not_fit_are_refused():
         masked_log_probs(logits, support, token_ids, temperature=-1.0)
 
 
+@OPTIMIZED
 def test_head_rows_outside_every_support_reach_no_gradient():
     hidden, head, *_ = case()
     support, token_ids = make_support([[1, 2, 3], [4]], "compact"), make_ids([2, 4])
@@ -631,6 +643,7 @@ def test_log_probabilities_of_every_id():
     assert support_scores(*arguments).id_logprobs is None
 
 
+@OPTIMIZED
 def test_a_policy_is_at_no_distance_from_itself():
     """P52: KL 0, and its gradient; the reference's log-probabilities are the policy's, bit for bit."""
     hidden, head, lists, token_ids, temperatures = case()
@@ -659,6 +672,7 @@ def test_supports_of_one_id_read_no_row_of_the_head():
     ]
 
 
+@OPTIMIZED
 def test_rows_that_fit_their_cells_never_see_the_vocabulary():
     """Packed bits are there, and no row needs them: rows of the head outside the supports are not read."""
     support = Support.concatenate([Support.from_lists([[1, 2], [3, 5]], V), Support.from_lists([range(9)], V, width=2)])
@@ -768,6 +782,7 @@ def all_scores(hidden, head, ref_head, support, token_ids):
     return scores, masked_log_probs(hidden @ head.T, support, token_ids)
 
 
+@OPTIMIZED
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_broken_logit_of_a_kept_id_is_seen_in_every_number(bad):
     """At an id that was not drawn: the whole row says NaN, never a plausible number; other rows are what they were."""

@@ -786,6 +786,7 @@ def test_wrong_types_are_named(unchecked, change, message):
         sample(arguments.pop("logits"), arguments.pop("batch"), **arguments)
 
 
+@UNOPTIMIZED
 @pytest.mark.slow
 def test_logits_from_numpy_and_numpys_integers_will_do(unchecked):
     batch = SamplingBatch.from_params(SamplingParams(seed=1), vocab_size=8)

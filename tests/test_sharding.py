@@ -125,6 +125,7 @@ def test_every_cut_gives_what_one_device_gives(num_rows, num_columns, vocabulary
     assert not np.asarray(drawn.is_valid).all()
 
 
+@UNOPTIMIZED
 @SLOW
 def test_placed_arrays_say_themselves_how_they_lie():
     """Outside of jit nothing has to be said: here of rows or columns over several axes, on the meshes below of both."""
@@ -136,6 +137,7 @@ def test_placed_arrays_say_themselves_how_they_lie():
         assert_same(sample(placed, batch, history=history, **OPTIONS), on_one_device(*sizes))
 
 
+@UNOPTIMIZED
 def test_inside_shard_map():
     """Each device passes its own piece and names the axis of the vocabulary."""
     sizes = VOCABULARIES["slices of whole bytes"]
@@ -169,6 +171,7 @@ def test_rows_alone_inside_shard_map_need_no_word():
     assert_same(jax.jit(run)(logits, batch, history), on_one_device(*sizes))
 
 
+@UNOPTIMIZED
 @SLOW
 def test_rows_need_not_divide():
     """P28: a device that owns no row changes nothing: here three of eight."""

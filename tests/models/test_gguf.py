@@ -259,6 +259,11 @@ def test_smollm2_answers_and_its_tokenizer_splits_digits(smollm2):
 
 
 @functools.partial(jax.jit, static_argnums=3)
+def read(decoder, prompt_ids, lengths, capacity):
+    return decoder.prefill(prompt_ids, lengths, capacity=capacity)
+
+
+@functools.partial(jax.jit, static_argnums=3)
 def draw_greedily(decoder, last_ids, cache, num_tokens):
     def step(state, _):
         logits, cache = decoder.decode(*state)
@@ -274,7 +279,7 @@ def answer(decoder, tokenizer: Tokenizer, prompt, num_tokens=12, capacity=64):
     row = jnp.asarray([prompt_ids + [0] * (capacity - num_tokens - len(prompt_ids))])
 
     last_ids, lengths = jnp.asarray(prompt_ids[-1:]), jnp.asarray([len(prompt_ids) - 1])
-    cache = jax.jit(lambda decoder, *prompts: decoder.prefill(*prompts, capacity=capacity))(decoder, row, lengths)
+    cache = read(decoder, row, lengths, capacity)
     drawn = draw_greedily(decoder, last_ids, cache, num_tokens)[:, 0].tolist()
     ends = [drawn.index(token_id) for token_id in tokenizer.eos_token_ids if token_id in drawn]
     return tokenizer.decode(drawn[: min(ends, default=num_tokens)])

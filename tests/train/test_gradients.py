@@ -18,6 +18,10 @@ from train.state import init_state
 from train.step import update_from_host
 from train.tasks import Rewards
 
+pytestmark = pytest.mark.unoptimized
+# Those that ask for equal bits.
+OPTIMIZED = pytest.mark.optimized
+
 REWARDS = Rewards(jnp.linspace(0.0, 1.0, 16), jnp.zeros(16, bool))
 ADVANTAGES = jnp.asarray(np.linspace(-1, 1, 16), jnp.float32)
 
@@ -150,6 +154,7 @@ def test_a_price_on_the_kl_needs_a_reference():
         update(dataclasses.replace(CONFIG, kl_coefficient=0.5), rollout())
 
 
+@OPTIMIZED
 def test_tokens_that_are_too_old_are_left_out():
     """Versions 0, 1 and 2 seen from iteration 2: with max_staleness 1, the first token of each row goes."""
     assert rollout().policy_versions.tolist() == [[0] * 3] * 16

@@ -15,6 +15,10 @@ from train.rows import learner_rows
 from train.step import grpo_step
 from train.tasks import Rewards
 
+pytestmark = pytest.mark.unoptimized
+# Those that ask for equal bits.
+OPTIMIZED = pytest.mark.optimized
+
 T, W, EOS = 6, 4, 2
 V = TASK.vocab_size
 ADVANTAGES = jnp.asarray(np.linspace(-1, 1, 16), jnp.float32)
@@ -63,6 +67,7 @@ def assert_equal(one, other):
         np.testing.assert_array_equal(left, right)
 
 
+@OPTIMIZED
 def test_there_and_back_nothing_changes(model, own):
     assert len(set(own.lengths.tolist())) > 2
     back = receive(as_lists(own))
@@ -84,6 +89,7 @@ def test_there_and_back_nothing_changes(model, own):
                  gradient(model, make_rows(own, ADVANTAGES), Learner(CONFIG)))  # fmt: skip
 
 
+@OPTIMIZED
 def test_supports_stored_ragged_train_alike(model, own):
     """Cells are made of one micro-batch at a time."""
     ids, lengths = own.prompt_ids, own.prompt_lengths
@@ -116,6 +122,7 @@ def with_tool(own, answer):
     return lists, mask
 
 
+@OPTIMIZED
 def test_tokens_of_others_are_context(model, own):
     """Their log-probs and supports reach no gradient; the tokens themselves are read by the model."""
     lists, mask = with_tool(own, 7)
