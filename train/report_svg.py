@@ -13,7 +13,7 @@ from jaxmask.svg import Scale, linear_scale, log_ticks, nice_ticks, place, short
 from train.report_series import Chart, Line
 
 WIDTH, HEIGHT = 300.0, 170.0
-LEFT, RIGHT, TOP, BOTTOM = 52.0, 6.0, 8.0, 22.0
+LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 8.0, 22.0
 # A logarithmic axis shows nothing below: the 0 of a ratio that is 1 to the last bit lies on the least other value.
 LOG_FLOOR = 1e-16
 NUM_SHADES = 20
