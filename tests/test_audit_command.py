@@ -1,5 +1,6 @@
 """The command as a shell sees it: exit codes, what it prints and where, several files, the input, a closed pipe."""
 
+import functools
 import io
 import json
 import os
@@ -193,7 +194,10 @@ def test_a_closed_pipe_is_no_error(bad):
 
 def test_an_interrupt_is_one_line(tmp_path):
     command = [sys.executable, "-m", "jaxmask", "audit", "-"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=DATA.parents[1]) as process:
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # A shell's background jobs, and what they start, ignore interrupts.
+    heeding = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, **pipes, cwd=DATA.parents[1], preexec_fn=heeding) as process:
         # More than a pipe holds: somebody reads when this is through.
         process.stdin.write(b"{}\n" * 100_000)
         process.stdin.flush()
