@@ -80,7 +80,7 @@ def chromium():
 
 # The memory maps that this process may have when a file of tests begins, and within one, whose fixtures have compiled
 # what its tests count on. The compiler aborts where Linux has no more (65,530).
-MAPS_AT_FIRST, MAPS_AT_MOST = 15_000, 55_000
+MAPS_AT_FIRST, MAPS_AT_MOST = 25_000, 55_000
 # Seconds between two looks at the memory maps, which are thousands of lines: no test of less compiles many programs.
 BETWEEN_LOOKS = 2.0
 last_look = time.monotonic()

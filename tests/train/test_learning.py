@@ -40,7 +40,7 @@ def test_smollm2_meets_its_own_logprobs():
     except FileNotFoundError as error:
         pytest.skip(str(error))
     preset = find_preset("smollm2-arithmetic").grpo
-    config = dataclasses.replace(preset, num_prompts=2, group_size=4, max_new_tokens=12, num_micro_batches=2)
+    config = dataclasses.replace(preset, num_prompts=2, group_size=2, max_new_tokens=12, num_micro_batches=2)
     optimizer = make_optimizer(config, 2)
     loop = HostLoop(text_task(DataConfig("chain-sum"), tokenizer, seed=0), config, optimizer)
     after, iteration = loop.iterate(RunState(init_state(model, optimizer, 0)), 0)
