@@ -1,6 +1,5 @@
 """The command as a shell sees it: exit codes, what it prints and where, several files, the input, a closed pipe."""
 
-import functools
 import io
 import json
 import os
@@ -192,12 +191,18 @@ def test_a_closed_pipe_is_no_error(bad):
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_an_interrupt_is_one_line(tmp_path):
-    command = [sys.executable, "-m", "jaxmask", "audit", "-"]
-    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
-    # A shell's background jobs, and what they start, ignore interrupts.
-    heeding = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, **pipes, cwd=DATA.parents[1], preexec_fn=heeding) as process:
+# As `python -m jaxmask`; a shell's background jobs, and what they start, ignore interrupts until they say otherwise.
+HEEDING = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from jaxmask.__main__ import main
+raise SystemExit(main(["audit", "-"]))
+"""
+
+
+def test_an_interrupt_is_one_line():
+    command, pipe = [sys.executable, "-c", HEEDING], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stderr=pipe, cwd=DATA.parents[1]) as process:
         # More than a pipe holds: somebody reads when this is through.
         process.stdin.write(b"{}\n" * 100_000)
         process.stdin.flush()
