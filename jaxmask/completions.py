@@ -16,19 +16,12 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from jaxmask import ragged
 from jaxmask.params import SamplingParams, check_count
+from jaxmask.settings import LOOKS_BACK
 
 # Engines round: the logarithm of a probability of 1 may come out a little above 0.
 MAX_LOGPROB = 1e-3
 NO_VERSION = -1
 _INT32_END = 2**31
-# What an engine counts over the tokens it put out itself, with its neutral value.
-_LOOKS_BACK = (
-    ("repetition_penalty", 1.0),
-    ("frequency_penalty", 0.0),
-    ("presence_penalty", 0.0),
-    ("bad_words", ()),
-    ("min_tokens", 0),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +158,7 @@ def check_order(
     )
     first_other = tokens.lengths.copy()
     np.minimum.at(first_other, tokens.rows[~trains], tokens.positions[~trains])
-    backward = [next((field for field, off in _LOOKS_BACK if getattr(r, field) != off), None) for r in requests]
+    backward = [next((field for field, off in LOOKS_BACK.items() if getattr(r, field) != off), None) for r in requests]
     looks_back = np.array([field is not None for field in backward], np.bool_)
     tokens.refuse(
         trains & looks_back[tokens.rows] & (tokens.positions > first_other[tokens.rows]),

@@ -18,6 +18,14 @@ from jaxmask.params import SamplingParams
 
 Least = Mapping[str, tuple[int, ...]]
 
+# Settings that look back at the tokens which the engine itself put out, each with the value that turns it off.
+LOOKS_BACK: Mapping[str, Any] = {
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "bad_words": (),
+    "min_tokens": 0,
+}
 _NO_LIMIT = np.iinfo(np.int32).max
 # Of ids that are none, in an error.
 _MOST_SHOWN = 16

@@ -9,20 +9,13 @@ from typing import Any
 
 from jaxmask.audit.rows import Setting
 from jaxmask.audit.values import WHOLE_ROW, Problem, is_integer, shown
+from jaxmask.params import MIN_TEMPERATURE
+from jaxmask.settings import LOOKS_BACK
 
 # What both vLLM's token endpoint and SGLang's take where a request is silent.
 SILENT = Setting(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-# vLLM, sampling_params.py: _MAX_TEMP.
-MIN_TEMPERATURE = 0.01
-# What depends on the tokens that the engine put out before, with the value that turns it off.
-_LOOKS_BACK = {
-    "repetition_penalty": 1.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "bad_words": [],
-    "min_tokens": 0,
-    "min_new_tokens": 0,
-}
+# As a request in JSON has them, with SGLang's name for one.
+_LOOKS_BACK = {**LOOKS_BACK, "bad_words": [], "min_new_tokens": LOOKS_BACK["min_tokens"]}
 
 
 def setting_of(params: Any, problems: list[Problem], *, silent: Setting, field: str = "sampling_params") -> Setting:
